@@ -41,7 +41,7 @@ use crate::controller::Controller;
 use crate::group_controller::GroupController;
 use crate::identity::Identity;
 use crate::metrics::{AdminEndpoint, Metrics};
-use crate::node::{Daemon, NodeService};
+use crate::node::{DaemonClient, NodeService};
 use crate::readiness::Readiness;
 use crate::registration::Registration;
 use crate::requests::Requests;
@@ -160,7 +160,7 @@ async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Resu
     let NodeSettings { listen, admin, registration, kubelet_endpoint, daemon_socket, directory, node_name } =
         settings;
     let mut shutdown = Shutdown::listen().context("cannot listen for SIGTERM and SIGINT")?;
-    let daemon = Daemon::new(daemon_socket);
+    let daemon = DaemonClient::new(daemon_socket);
     let readiness = Readiness::not_ready("the node daemon has not answered yet; it is asked once a second");
     let requests = Requests::default();
     let admin = AdminEndpoint::listen(admin.metrics_address).await?;
@@ -184,7 +184,7 @@ async fn serve_node(settings: NodeSettings, log_level: LogLevel) -> anyhow::Resu
 
 /// Registers the driver with the kubelet once the node can serve volumes.
 async fn register(
-    daemon: &Daemon,
+    daemon: &DaemonClient,
     path: &Path,
     registration: Registration,
     readiness: &Readiness,

@@ -41,7 +41,7 @@ use holdfast_proto::csi::v1::{
 };
 use tonic::{Request, Response, Status};
 
-pub(crate) use self::daemon::Daemon;
+pub(crate) use self::daemon::DaemonClient;
 use self::interrupted_format::InterruptedFormats;
 use self::operations::VolumeOperations;
 use self::tool::Tools;
@@ -49,13 +49,13 @@ use crate::requests::{RequestKind, Requests, not_built};
 
 /// The Node service. Clones share the service.
 #[derive(Clone)]
-pub(crate) struct NodeService(Arc<Inner>);
+pub(crate) struct NodeService(Arc<NodeServiceState>);
 
 /// State shared by the operations.
-struct Inner {
+struct NodeServiceState {
     /// Name of the node, as in its StorageNode.
     name: String,
-    daemon: Daemon,
+    daemon: DaemonClient,
     operations: VolumeOperations,
     tools: Tools,
     formats: InterruptedFormats,
@@ -64,8 +64,8 @@ struct Inner {
 
 impl NodeService {
     /// Creates the service of the node of that name. `directory` keeps state that must outlive the process.
-    pub(crate) fn new(name: String, daemon: Daemon, directory: PathBuf, requests: Requests) -> Self {
-        Self(Arc::new(Inner {
+    pub(crate) fn new(name: String, daemon: DaemonClient, directory: PathBuf, requests: Requests) -> Self {
+        Self(Arc::new(NodeServiceState {
             name,
             daemon,
             operations: VolumeOperations::new(),

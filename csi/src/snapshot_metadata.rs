@@ -42,7 +42,7 @@ pub(crate) struct SnapshotMetadata {
 }
 
 /// One message of a response.
-struct Message {
+struct ResponseMessage {
     capacity: i64,
     ranges: Vec<BlockMetadata>,
 }
@@ -63,7 +63,7 @@ impl SnapshotMetadata {
         target: String,
         base: Option<String>,
         asked: Result<Asked, Status>,
-        message: fn(Message) -> T,
+        message: fn(ResponseMessage) -> T,
     ) -> Response<ReceiverStream<Result<T, Status>>> {
         let (sender, receiver) = mpsc::channel(AHEAD);
         let service = self.clone();
@@ -95,7 +95,7 @@ impl SnapshotMetadata {
 async fn send_ranges<F: Future<Output = Result<(), Status>>>(
     source: BlockSource,
     asked: Asked,
-    send: impl Fn(Message) -> F,
+    send: impl Fn(ResponseMessage) -> F,
 ) -> Result<(), Status> {
     let sectors = source.changes.sectors();
     let capacity = i64::try_from(sectors * SECTOR_BYTES).unwrap_or(i64::MAX);
@@ -112,12 +112,12 @@ async fn send_ranges<F: Future<Output = Result<(), Status>>>(
         for range in in_chunk {
             if let Some(ranges) = ranges.push(range) {
                 is_first = false;
-                send(Message { capacity, ranges }).await?;
+                send(ResponseMessage { capacity, ranges }).await?;
             }
         }
     }
     if let Some(ranges) = ranges.end(is_first) {
-        send(Message { capacity, ranges }).await?;
+        send(ResponseMessage { capacity, ranges }).await?;
     }
     Ok(())
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use holdfast_lab::cluster::{Cluster, Store};
+use holdfast_lab::cluster::{Cluster, ClusterStore};
 use holdfast_lab::pins::KERNEL;
 use holdfast_lab::report;
-use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::setup::{BuildProfile, Toolbox};
 use holdfast_lab::wait::wait_exit_signal;
 use holdfast_lab::world::World;
 
@@ -22,11 +22,11 @@ const FOLLOW: Duration = Duration::from_secs(2);
 /// If a component does not start.
 pub fn run() -> Result<()> {
     let toolbox = Toolbox::open()?;
-    let world = World::new(&toolbox, "cluster", KERNEL, Profile::Dev)?;
+    let world = World::new(&toolbox, "cluster", KERNEL, BuildProfile::Dev)?;
     let s3 = world.s3()?;
     s3.create_bucket(STORE)?;
     let cluster = Cluster::start(&world)?;
-    cluster.install(&Store { name: STORE, bucket: STORE, endpoint: &s3.endpoint_in_vm() })?;
+    cluster.install(&ClusterStore { name: STORE, bucket: STORE, endpoint: &s3.endpoint_in_vm() })?;
     report::line(cluster.describe());
     report::line(format_args!("export KUBECONFIG={}", world.control_plane()?.admin_kubeconfig().display()));
     report::line(format_args!("alias kubectl={}", toolbox.kubectl()?.display()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::display::{SHOWN_LINES, end_of};
-use holdfast_lab::process::Process;
+use holdfast_lab::process::LoggedProcess;
 use holdfast_lab::setup::Toolbox;
 
 /// Minimum lines shown of each failed test, regardless of the number of failures.
@@ -29,7 +29,7 @@ pub fn run(toolbox: &Toolbox, log: &File) -> Result<()> {
             .args(arguments)
             .env("HOLDFAST_TEST_VERSITYGW", &versitygw);
         let shared = || log.try_clone().context("share a step's file");
-        let mut tests = Process::spawn_to("cargo test", &command, shared()?.into(), shared()?.into())?;
+        let mut tests = LoggedProcess::spawn_to("cargo test", &command, shared()?.into(), shared()?.into())?;
         let status = tests.wait(LIMIT)?;
         ensure!(status.success(), "cargo test --workspace {}: {status}", arguments.join(" "));
     }

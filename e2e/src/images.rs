@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use holdfast_lab::architecture::Architecture;
 use holdfast_lab::images::{self, VERSION};
 use holdfast_lab::report;
-use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::setup::{BuildProfile, Toolbox};
 
 /// Bytes of a MB.
 const MB: f64 = 1e6;
@@ -17,7 +17,7 @@ pub fn run() -> Result<()> {
     let toolbox = Toolbox::open()?;
     let directory = toolbox.target().join("images").join(Architecture::of_host()?.name());
     let mut too_large = Vec::new();
-    for image in images::build(&toolbox, Profile::Release, &directory)? {
+    for image in images::build(&toolbox, BuildProfile::Release, &directory)? {
         let megabytes = |bytes: u64| bytes as f64 / MB;
         report::line(format_args!(
             "{}:{VERSION} {}\n  {:.1} MB of files (at most {} MB), {:.1} MB to fetch: {}",

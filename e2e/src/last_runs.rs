@@ -7,7 +7,7 @@ const HEAD: &str = "| run | last passed | with commit |";
 
 /// A successful run by name, or by rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LastRun {
+pub struct SuccessfulRun {
     /// Name on the command line.
     pub name: &'static str,
     /// Day of the commit, such as 2026-11-27; `never` if it has not passed completely.
@@ -17,11 +17,11 @@ pub struct LastRun {
 }
 
 /// Returns all rows of the table.
-pub fn all() -> impl Iterator<Item = LastRun> {
+pub fn all() -> impl Iterator<Item = SuccessfulRun> {
     let rows = PAGE.lines().skip_while(|line| *line != HEAD).skip(2).take_while(|line| line.starts_with('|'));
     rows.filter_map(|row| {
         let mut cells = row.split('|').map(|cell| cell.trim().trim_matches('`')).skip(1);
-        Some(LastRun { name: cells.next()?, day: cells.next()?, commit: cells.next()? })
+        Some(SuccessfulRun { name: cells.next()?, day: cells.next()?, commit: cells.next()? })
     })
 }
 
@@ -41,7 +41,7 @@ mod tests {
     /// Regression: `failover` failed for weeks on a bare machine, because it was never run.
     #[test]
     fn each_run_by_name_passed_recently() {
-        let rows: Vec<LastRun> = all().collect();
+        let rows: Vec<SuccessfulRun> = all().collect();
         let named: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
         let benchmarks = holdfast_bench::BY_NAME.iter().map(|benchmark| benchmark.name);
         let scenarios = holdfast_scenarios::IN_TURN.iter().chain(holdfast_scenarios::WITH_A_PROGRAM);

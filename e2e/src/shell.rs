@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use holdfast_lab::pins::{KERNEL, KernelPin};
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, REGION, SECRET_KEY};
-use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::setup::{BuildProfile, Toolbox};
 use holdfast_lab::vm::agent::Agent;
 use holdfast_lab::vm::bash;
 use holdfast_lab::wire::Exit;
@@ -29,7 +29,7 @@ const BUCKET: &str = "holdfast";
 pub fn run(series: Option<&str>) -> Result<()> {
     let kernel = series.map_or(Ok(KERNEL), KernelPin::of)?;
     let toolbox = Toolbox::open()?;
-    let world = World::new(&toolbox, "shell", kernel, Profile::Dev)?;
+    let world = World::new(&toolbox, "shell", kernel, BuildProfile::Dev)?;
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     world.operator()?;

@@ -16,12 +16,14 @@ use anyhow::{Context, Result, bail};
 use holdfast_lab::display::{Display, end_of};
 use holdfast_lab::limit::{WorkClock, run_within};
 use holdfast_lab::pins::{KERNEL, KernelPin, LTS_KERNEL};
-use holdfast_lab::process::Process;
+use holdfast_lab::process::LoggedProcess;
 use holdfast_lab::report;
 use holdfast_lab::run_dir;
-use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::setup::{BuildProfile, Toolbox};
 use holdfast_lab::world::World;
-use holdfast_scenarios::{BY_NAME, IN_TURN, Lane, day_order, lane, lanes, rotation_lane, usual_lanes};
+use holdfast_scenarios::{
+    BY_NAME, IN_TURN, ScenarioLane, day_order, lane, lanes, rotation_lane, usual_lanes,
+};
 
 use crate::host_tests;
 use crate::run_time::RunTime;
@@ -68,9 +70,9 @@ impl Tally {
 /// A part of a run that may run concurrently with others.
 enum SuitePart {
     HostTests,
-    Lane(Lane),
+    Lane(ScenarioLane),
     /// A lane that starts only while the run's time permits.
-    IfTimeAllows(Lane),
+    IfTimeAllows(ScenarioLane),
 }
 
 impl SuitePart {
@@ -93,7 +95,7 @@ struct SuiteRun<'a> {
 
 impl SuiteRun<'_> {
     /// Plays a scenario in a separate process, as a step of the display.
-    fn scenario(&self, lane: Lane) {
+    fn scenario(&self, lane: ScenarioLane) {
         let name = lane.to_string();
         let begun = Instant::now();
         let result = self.display.step(&name, end_of_progress, |log| {
@@ -108,7 +110,7 @@ impl SuiteRun<'_> {
 
     /// Plays the lane unless the run's time does not permit it: lanes that need `later` still follow. `again`
     /// is the time at which a skipped lane runs.
-    fn scenario_if_time_allows(&self, lane: Lane, later: Duration, again: &str) {
+    fn scenario_if_time_allows(&self, lane: ScenarioLane, later: Duration, again: &str) {
         if self.time.allows(lane.scenario.expected, later) {
             return self.scenario(lane);
         }
@@ -133,7 +135,7 @@ impl SuiteRun<'_> {
 
     /// Runs today's lane of the rotation, unless the rest took too long or the archive of its kernel does not
     /// answer, and names those that did not run.
-    fn run_rotation_lane(&self, lane: Lane) -> Result<()> {
+    fn run_rotation_lane(&self, lane: ScenarioLane) -> Result<()> {
         let chosen = lane.to_string();
         let others: Vec<&str> = IN_TURN.iter().copied().filter(|name| **name != chosen).collect();
         self.display.print_line(&format!("SKIP one of these runs each day: {}", others.join(" ")));
@@ -165,7 +167,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
         Some(_) => u32::try_from((1 + usual_lanes().len() + BY_NAME.len()).saturating_sub(chosen.len()))?,
         None => 0,
     };
-    let (alone, concurrent): (Vec<Lane>, Vec<Lane>) =
+    let (alone, concurrent): (Vec<ScenarioLane>, Vec<ScenarioLane>) =
         chosen.into_iter().partition(|lane| lane.scenario.alone);
     let places = max_concurrent(concurrent.len());
     let concurrent = match filter {
@@ -177,7 +179,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
     let toolbox = Toolbox::find()?;
     {
         let display = toolbox.display()?;
-        let expected = |lane: &Lane| (lane.to_string(), lane.scenario.expected);
+        let expected = |lane: &ScenarioLane| (lane.to_string(), lane.scenario.expected);
         let whole = match filter {
             Some(_) => None,
             None => Some((toolbox.prepare(&display, &KERNELS, true), rotation_lane(today()?)?)),
@@ -216,7 +218,7 @@ pub fn run(filter: Option<&str>) -> Result<bool> {
 
 /// Returns the workspace's tests and these lanes, ending with those that start only while the run's time
 /// permits, except today's first one, which always runs.
-fn parts_of_a_whole_run(lanes: Vec<Lane>, day: u64) -> Vec<SuitePart> {
+fn parts_of_a_whole_run(lanes: Vec<ScenarioLane>, day: u64) -> Vec<SuitePart> {
     let mut each_run = vec![SuitePart::HostTests];
     let mut if_time_allows = Vec::new();
     for lane in lanes {
@@ -295,9 +297,9 @@ pub fn prepare(toolbox: &Toolbox, what: &str, kernels: &[KernelPin], tests: bool
 /// # Errors
 /// If the scenario does not exist or the host cannot be set up.
 pub fn play(name: &str) -> Result<bool> {
-    let Lane { scenario, kernel } = lane(name)?;
+    let ScenarioLane { scenario, kernel } = lane(name)?;
     let toolbox = Toolbox::open()?;
-    let world = Arc::new(World::new(&toolbox, name, kernel, Profile::Dev)?);
+    let world = Arc::new(World::new(&toolbox, name, kernel, BuildProfile::Dev)?);
     let played = Arc::clone(&world);
     let result = run_within(scenario.limit(), toolbox.clock(), move || {
         (scenario.run)(&played)?;
@@ -320,7 +322,7 @@ pub fn play(name: &str) -> Result<bool> {
 }
 
 /// Plays a scenario in a separate process, whose progress goes to `said`.
-fn start(toolbox: &Toolbox, lane: Lane, output: Stdio) -> Result<()> {
+fn start(toolbox: &Toolbox, lane: ScenarioLane, output: Stdio) -> Result<()> {
     let name = lane.to_string();
     // With this name, the kernel finds this program even after `cargo test` has replaced it.
     let mut command = Command::new(format!("/proc/{}/exe", std::process::id()));
@@ -340,7 +342,7 @@ fn end_of_progress(output: &str) -> String {
 fn supervise(name: &str, command: &Command, output: Stdio) -> Result<()> {
     let mut reason = tempfile::tempfile().context("make a file for the reason of a failure")?;
     let out = reason.try_clone().context("share the file for the reason")?;
-    let mut process = Process::spawn_to(name, command, out.into(), output)?;
+    let mut process = LoggedProcess::spawn_to(name, command, out.into(), output)?;
     let status = process.end()?;
     drop(process);
     if status.success() {
@@ -379,7 +381,7 @@ mod tests {
         fs::write(run.path().join("state.ext4"), "a disk").unwrap();
         let mut machine = Command::new("sh");
         machine.args(["-c", "echo $$; exec sleep 1000"]);
-        let machine = Process::spawn("machine", &machine, &run.path().join("machine.log")).unwrap();
+        let machine = LoggedProcess::spawn("machine", &machine, &run.path().join("machine.log")).unwrap();
         let error = run_within(Duration::from_secs(2), &WorkClock::default(), move || {
             let _parts = (run, machine);
             loop {

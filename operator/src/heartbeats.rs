@@ -31,13 +31,13 @@ const EVERY: Duration = Duration::from_secs(10);
 
 /// Last renewals of all node daemons. Clones share the state.
 #[derive(Clone, Debug)]
-pub(crate) struct Heartbeats(Arc<Mutex<Seen>>);
+pub(crate) struct Heartbeats(Arc<Mutex<SeenLeases>>);
 
 /// Time after which a node without a Lease and without queries is forgotten: Nodes come and go.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(24);
 
 #[derive(Debug)]
-struct Seen {
+struct SeenLeases {
     /// Version of each Lease by its name. A Lease that was deleted with its Node stays: its deletion counts
     /// as the daemon's last renewal.
     leases: HashMap<String, (Option<String>, Renewed)>,
@@ -59,14 +59,14 @@ impl Heartbeats {
     pub(crate) fn new() -> Self {
         let now = Instant::now();
         let (leases, awaited) = (HashMap::new(), HashMap::new());
-        Self(Arc::new(Mutex::new(Seen { leases, awaited, last_look: now })))
+        Self(Arc::new(Mutex::new(SeenLeases { leases, awaited, last_look: now })))
     }
 
     /// Returns true if the node's daemon has renewed no Lease for longer than the limit.
     pub(crate) fn is_silent(&self, node: &str) -> bool {
         let (mut seen, lease) = (self.0.lock(), heartbeat_lease(node));
         let last_look = seen.last_look;
-        let Seen { leases, awaited, .. } = &mut *seen;
+        let SeenLeases { leases, awaited, .. } = &mut *seen;
         let renewed = match leases.get_mut(&lease) {
             Some((_, renewed)) => renewed,
             None => awaited.entry(lease).or_insert(Renewed { at: last_look, used: last_look }),
@@ -86,7 +86,7 @@ impl Heartbeats {
                 }
             }
         }
-        let Seen { leases, awaited, .. } = &mut *seen;
+        let SeenLeases { leases, awaited, .. } = &mut *seen;
         let is_used = |renewed: &Renewed| now.duration_since(renewed.used) < FORGOTTEN_AFTER;
         leases.retain(|_, (_, renewed)| is_used(renewed));
         awaited.retain(|name, renewed| is_used(renewed) && !leases.contains_key(name));

@@ -74,7 +74,7 @@ pub(crate) struct Election {
     api: Api<Lease>,
     name: String,
     identity: String,
-    seen: Seen,
+    seen: SeenVersion,
     pulse: Pulse,
     /// Time before the last request that acquired or renewed the lease.
     renewed: Instant,
@@ -84,7 +84,7 @@ pub(crate) struct Election {
 
 /// The version that the candidate saw last, and the time at which it first saw it.
 #[derive(Debug, Default)]
-struct Seen {
+struct SeenVersion {
     version: Option<String>,
     at: Option<Instant>,
 }
@@ -105,7 +105,7 @@ impl Election {
             api: Api::namespaced(client, namespace),
             name: name.to_owned(),
             identity: identity.to_owned(),
-            seen: Seen::default(),
+            seen: SeenVersion::default(),
             pulse,
             renewed: Instant::now(),
             asked: Instant::now(),
@@ -221,7 +221,7 @@ impl Election {
     }
 }
 
-impl Seen {
+impl SeenVersion {
     fn look(&mut self, version: Option<&str>, now: Instant) {
         if self.at.is_none() || self.version.as_deref() != version {
             self.version = version.map(str::to_owned);
@@ -346,7 +346,7 @@ mod tests {
     #[test]
     fn silence_counts_from_the_last_change_seen() {
         let start = Instant::now();
-        let mut seen = Seen::default();
+        let mut seen = SeenVersion::default();
         assert_eq!(seen.silence(start), Duration::ZERO);
         seen.look(Some("1"), start);
         seen.look(Some("1"), start + Duration::from_secs(9));

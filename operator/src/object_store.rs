@@ -11,12 +11,12 @@ pub(crate) mod health;
 use std::time::Duration;
 
 use holdfast_crds::ObjectStore;
-use holdfast_log::trash::Terms;
+use holdfast_log::trash::TrashTerms;
 use kube::ResourceExt;
 
 /// Returns an ObjectStore's terms for deleted volumes. A time that cannot be parsed is replaced by the
 /// default; the API server rejects such values.
-pub(crate) fn trash_terms(store: &ObjectStore) -> Terms {
+pub(crate) fn trash_terms(store: &ObjectStore) -> TrashTerms {
     let keep = store.spec.keep_deleted().unwrap_or(Duration::from_hours(24));
-    Terms { keep, owner: store.uid().unwrap_or_default() }
+    TrashTerms { keep, owner: store.uid().unwrap_or_default() }
 }

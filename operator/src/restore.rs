@@ -203,7 +203,7 @@ mod tests {
 
     use std::time::Duration;
 
-    use holdfast_log::trash::{Terms, discard};
+    use holdfast_log::trash::{TrashTerms, discard};
 
     use super::*;
 
@@ -236,7 +236,7 @@ mod tests {
     async fn volumes_in_the_trash_are_printed_when_asked_for() {
         let store = bucket(&["deleted", "there"]).await;
         let id = "deleted".parse().expect("an id");
-        let terms = Terms { keep: Duration::from_hours(24), owner: "a-uid".to_owned() };
+        let terms = TrashTerms { keep: Duration::from_hours(24), owner: "a-uid".to_owned() };
         assert!(discard(&store, &id, Nonce([1; 16]), &terms, None).await.expect("deleted"));
         let (_, all) = printed(&store).await;
         assert!(all.starts_with("# 1 in the trash has no documents here: "), "{all}");

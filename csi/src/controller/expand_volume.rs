@@ -25,7 +25,7 @@ const REFUSED: &str = "Refused";
 
 /// The next step of an expansion.
 #[derive(Debug, PartialEq, Eq)]
-enum Plan {
+enum ExpansionStep {
     /// Writes this size, in bytes. It is larger than before, except for a memory volume: after a rejected
     /// growth, and while no node serves it, it may be smaller.
     Resize(u64),
@@ -56,9 +56,11 @@ pub(super) async fn answer(
     // Serializes requests of this process, so that the second counts the memory promised to the first.
     let alone = if volume.spec.is_memory() { Some(volumes.promising().await) } else { None };
     let volume = match plan(&volume, &capacity)? {
-        Plan::Done(_) => volume,
-        Plan::Resize(bytes) if volume.spec.is_memory() => grow_memory(volumes, &volume, bytes, until).await?,
-        Plan::Resize(bytes) => {
+        ExpansionStep::Done(_) => volume,
+        ExpansionStep::Resize(bytes) if volume.spec.is_memory() => {
+            grow_memory(volumes, &volume, bytes, until).await?
+        }
+        ExpansionStep::Resize(bytes) => {
             let spec = json!({ "size": quantity(bytes) });
             volumes.change(volume, until, |_same_spec| Ok(Some(spec.clone())), &[]).await?
         }
@@ -136,7 +138,7 @@ fn describe_pending(volume: &Volume) -> String {
 /// # Errors
 /// `OUT_OF_RANGE`: the volume is already too large. `INVALID_ARGUMENT`: it was created for readers
 /// (ReadOnlyMany).
-fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
+fn plan(volume: &Volume, capacity: &Capacity) -> Result<ExpansionStep, Status> {
     if readers::has_readers(volume) {
         return Err(Status::invalid_argument(
             "volume_id: the volume was created for readers (ReadOnlyMany), and does not grow. Create a larger claim with the \
@@ -150,7 +152,7 @@ fn plan(volume: &Volume, capacity: &Capacity) -> Result<Plan, Status> {
             "capacity_range.limit_bytes: the volume has {present} bytes already, and cannot shrink"
         )));
     }
-    Ok(if wanted == present { Plan::Done(present) } else { Plan::Resize(wanted) })
+    Ok(if wanted == present { ExpansionStep::Done(present) } else { ExpansionStep::Resize(wanted) })
 }
 
 /// Returns the minimum size of a volume. If a memory volume's node rejected a growth, the size may shrink
@@ -196,8 +198,8 @@ mod tests {
     #[test]
     fn a_free_volume_grows_and_never_shrinks() {
         let free = volume(None, None);
-        assert_eq!(plan(&free, &capacity(2 << 30, 0)).ok(), Some(Plan::Resize(2 * GIB)));
-        assert_eq!(plan(&free, &capacity(1 << 29, 0)).ok(), Some(Plan::Done(GIB)));
+        assert_eq!(plan(&free, &capacity(2 << 30, 0)).ok(), Some(ExpansionStep::Resize(2 * GIB)));
+        assert_eq!(plan(&free, &capacity(1 << 29, 0)).ok(), Some(ExpansionStep::Done(GIB)));
         let smaller = plan(&free, &capacity(1 << 29, 1 << 29)).expect_err("cannot shrink");
         assert_eq!(smaller.code(), Code::OutOfRange);
     }
@@ -209,13 +211,25 @@ mod tests {
         let spec = json!({ "size": "8Gi", "backend": "memory", "nodeName": "a" });
         memory.spec = serde_json::from_value(spec).expect("a spec");
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(GIB);
-        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Resize(2 * GIB)));
-        assert_eq!(plan(&memory, &capacity(1 << 29, 0)).ok(), Some(Plan::Resize(GIB)), "what its device has");
-        assert_eq!(plan(&memory, &capacity(8 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)));
+        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(ExpansionStep::Resize(2 * GIB)));
+        assert_eq!(
+            plan(&memory, &capacity(1 << 29, 0)).ok(),
+            Some(ExpansionStep::Resize(GIB)),
+            "what its device has"
+        );
+        assert_eq!(plan(&memory, &capacity(8 << 30, 0)).ok(), Some(ExpansionStep::Done(8 * GIB)));
         memory.status.as_mut().expect("a status").attached_size_bytes = Some(8 * GIB);
-        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it has grown");
+        assert_eq!(
+            plan(&memory, &capacity(2 << 30, 0)).ok(),
+            Some(ExpansionStep::Done(8 * GIB)),
+            "it has grown"
+        );
         memory.status.as_mut().expect("a status").attached_size_bytes = None;
-        assert_eq!(plan(&memory, &capacity(2 << 30, 0)).ok(), Some(Plan::Done(8 * GIB)), "it recovers");
+        assert_eq!(
+            plan(&memory, &capacity(2 << 30, 0)).ok(),
+            Some(ExpansionStep::Done(8 * GIB)),
+            "it recovers"
+        );
     }
 
     /// Regression, found in review: the resizer and the provisioner, in different processes, promised the

@@ -32,7 +32,7 @@ const OBSTACLES: [&str; 3] = [ATTACHED, ASSIGNED, PROVISIONED];
 
 /// The next step of a publication.
 #[derive(Debug)]
-enum Plan {
+enum PublicationStep {
     /// Writes the node to the spec.
     Request,
     /// The spec has the node: waits.
@@ -109,12 +109,12 @@ async fn publish(
     until: Instant,
 ) -> Result<ControllerPublishVolumeResponse, Status> {
     let name = volume.name_any();
-    if let Plan::Request = plan(&volume, node_id)? {
+    if let PublicationStep::Request = plan(&volume, node_id)? {
         let claim = volumes.later_claim(&volume).await.map(|claim| (CLAIM, claim));
         let request = |volume: &Volume| {
             Ok(match plan(volume, node_id)? {
-                Plan::Request => Some(json!({ "nodeName": node_id })),
-                Plan::Wait => None,
+                PublicationStep::Request => Some(json!({ "nodeName": node_id })),
+                PublicationStep::Wait => None,
             })
         };
         volume = volumes.change(volume, until, request, claim.as_slice()).await?;
@@ -188,7 +188,7 @@ fn refuse_deleted(volume: &Volume) -> Result<(), Status> {
 ///
 /// # Errors
 /// `FAILED_PRECONDITION`: the volume belongs to another node.
-fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
+fn plan(volume: &Volume, node: &str) -> Result<PublicationStep, Status> {
     if let Some(own) = memory::node_of(volume).filter(|own| *own != node) {
         return Err(Status::failed_precondition(format!(
             "node_id: the memory volume was created for node {own}. No other node has reserved memory for it. Schedule the pod there, or \
@@ -196,8 +196,8 @@ fn plan(volume: &Volume, node: &str) -> Result<Plan, Status> {
         )));
     }
     match volume.spec.desired_node() {
-        None => Ok(Plan::Request),
-        Some(desired) if desired == node => Ok(Plan::Wait),
+        None => Ok(PublicationStep::Request),
+        Some(desired) if desired == node => Ok(PublicationStep::Wait),
         Some(desired) => Err(Status::failed_precondition(format!(
             "node_id: the volume is published on node {desired}, and one node uses a volume at a time. Unpublish it there first. \
              If no VolumeAttachment names node {desired}, a user set spec.nodeName. Clear it: kubectl patch volume {} \
@@ -263,9 +263,9 @@ pub(super) mod tests {
 
     #[test]
     fn a_volume_goes_to_one_node_at_a_time() {
-        assert!(matches!(plan(&volume(None, None), "a"), Ok(Plan::Request)));
-        assert!(matches!(plan(&volume(Some(""), None), "a"), Ok(Plan::Request)));
-        assert!(matches!(plan(&volume(Some("a"), None), "a"), Ok(Plan::Wait)));
+        assert!(matches!(plan(&volume(None, None), "a"), Ok(PublicationStep::Request)));
+        assert!(matches!(plan(&volume(Some(""), None), "a"), Ok(PublicationStep::Request)));
+        assert!(matches!(plan(&volume(Some("a"), None), "a"), Ok(PublicationStep::Wait)));
         let refused = plan(&volume(Some("b"), None), "a").expect_err("elsewhere");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("published on node b"), "{}", refused.message());
@@ -284,7 +284,7 @@ pub(super) mod tests {
     fn a_memory_volume_stays_on_its_node() {
         let mut made_for = volume(None, None);
         made_for.labels_mut().insert(holdfast_crds::MEMORY_NODE.to_owned(), "a".to_owned());
-        assert!(matches!(plan(&made_for, "a"), Ok(Plan::Request)));
+        assert!(matches!(plan(&made_for, "a"), Ok(PublicationStep::Request)));
         let refused = plan(&made_for, "b").expect_err("another node");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(refused.message().contains("created for node a"), "{}", refused.message());

@@ -46,7 +46,7 @@ struct WantedGroup {
 
 /// Result of a wait for a group.
 #[derive(Debug)]
-enum Ended {
+enum GroupOutcome {
     /// All snapshots were taken at one point.
     Taken(Box<VolumeGroupSnapshot>),
     /// They never will be taken, or one of them was deleted.
@@ -107,11 +107,11 @@ async fn wait(
 ) -> Result<VolumeGroupSnapshot, Status> {
     let (name, uid) = (found.name_any(), found.uid());
     match groups.wait(&name, Some(found), until, |now| progress(now, uid.as_deref())).await {
-        Ok(Ended::Taken(group)) => Ok(*group),
-        Ok(Ended::Deleted) => Err(Status::aborted(
+        Ok(GroupOutcome::Taken(group)) => Ok(*group),
+        Ok(GroupOutcome::Deleted) => Err(Status::aborted(
             "the VolumeGroupSnapshot was deleted in the meantime; the next attempt creates it again",
         )),
-        Ok(Ended::Failed(group)) => {
+        Ok(GroupOutcome::Failed(group)) => {
             let why = condition(&group);
             if members(&group).is_empty() {
                 let still = |now: &VolumeGroupSnapshot| match members(now).is_empty() {
@@ -216,17 +216,17 @@ impl WantedGroup {
 }
 
 /// Returns the result of the wait, or `None` while in progress.
-fn progress(now: Option<&VolumeGroupSnapshot>, uid: Option<&str>) -> Option<Ended> {
+fn progress(now: Option<&VolumeGroupSnapshot>, uid: Option<&str>) -> Option<GroupOutcome> {
     let Some(group) = now.filter(|group| group.metadata.uid.as_deref() == uid) else {
-        return Some(Ended::Deleted);
+        return Some(GroupOutcome::Deleted);
     };
     let status = group.status.as_ref()?;
     if is_ready(group) && status.taken_time.is_some() {
-        return Some(Ended::Taken(Box::new(group.clone())));
+        return Some(GroupOutcome::Taken(Box::new(group.clone())));
     }
     let reason = &find_condition(&status.conditions, READY)?.reason;
     let is_final = is_final_snapshot_reason(reason) || reason == SNAPSHOT_DELETED;
-    is_final.then(|| Ended::Failed(Box::new(group.clone())))
+    is_final.then(|| GroupOutcome::Failed(Box::new(group.clone())))
 }
 
 #[cfg(test)]
@@ -293,16 +293,16 @@ mod tests {
     fn a_group_is_waited_for_until_it_is_taken_or_never_will_be() {
         let members = [("data", "nightly-1-0"), ("log", "nightly-1-1")];
         let taken = group("Taken", &members);
-        assert!(matches!(progress(Some(&taken), Some(UID)), Some(Ended::Taken(_))));
+        assert!(matches!(progress(Some(&taken), Some(UID)), Some(GroupOutcome::Taken(_))));
         for waits in ["Preparing", "VolumeNotFound", "Taking"] {
             assert!(progress(Some(&group(waits, &[])), Some(UID)).is_none(), "{waits}");
         }
         let never = [holdfast_crds::VOLUME_DELETED, holdfast_crds::VOLUME_REPLACED, SNAPSHOT_DELETED];
         for never in never {
             let ended = progress(Some(&group(never, &[])), Some(UID));
-            assert!(matches!(ended, Some(Ended::Failed(_))), "{never}");
+            assert!(matches!(ended, Some(GroupOutcome::Failed(_))), "{never}");
         }
-        assert!(matches!(progress(None, Some(UID)), Some(Ended::Deleted)));
-        assert!(matches!(progress(Some(&taken), Some("another")), Some(Ended::Deleted)));
+        assert!(matches!(progress(None, Some(UID)), Some(GroupOutcome::Deleted)));
+        assert!(matches!(progress(Some(&taken), Some("another")), Some(GroupOutcome::Deleted)));
     }
 }

@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// The daemon of this node.
 #[derive(Clone, Debug)]
-pub(crate) struct Daemon {
+pub(crate) struct DaemonClient {
     socket: PathBuf,
 }
 
@@ -57,7 +57,7 @@ impl ServedDevice {
     }
 }
 
-impl Daemon {
+impl DaemonClient {
     /// Creates a client of the daemon that listens on `socket`.
     pub(crate) fn new(socket: PathBuf) -> Self {
         Self { socket }

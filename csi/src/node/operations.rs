@@ -20,12 +20,12 @@ pub(super) struct VolumeOperations {
 
 /// The exclusive right to work on one volume, until it is dropped.
 #[derive(Debug)]
-struct Turn {
+struct VolumeGuard {
     busy: Busy,
     volume: String,
 }
 
-impl Drop for Turn {
+impl Drop for VolumeGuard {
     fn drop(&mut self) {
         self.busy.lock().remove(&self.volume);
     }
@@ -71,9 +71,9 @@ impl VolumeOperations {
         self.tasks.stop().await;
     }
 
-    fn begin(&self, volume: &str) -> Result<Turn, Status> {
+    fn begin(&self, volume: &str) -> Result<VolumeGuard, Status> {
         if self.busy.lock().insert(volume.to_owned()) {
-            Ok(Turn { busy: Arc::clone(&self.busy), volume: volume.to_owned() })
+            Ok(VolumeGuard { busy: Arc::clone(&self.busy), volume: volume.to_owned() })
         } else {
             Err(still_runs(volume))
         }

@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 use super::daemon::ServedDevice;
 use super::mounts::{self, Mount, after_mount};
 use super::tool::{CommandLine, Tools};
-use super::{Inner, NodeService, paths};
+use super::{NodeService, NodeServiceState, paths};
 use crate::capability::{Capability, Users, VolumeAccess};
 use crate::deadline;
 use crate::publish_context;
@@ -32,7 +32,7 @@ struct PathToPublish {
 
 /// The next step of a publication.
 #[derive(Debug, PartialEq, Eq)]
-enum Plan {
+enum MountStep {
     /// Mounts it.
     Bind,
     /// It is mounted writable and must become read-only.
@@ -77,20 +77,20 @@ pub(super) async fn answer(
     Ok(NodePublishVolumeResponse {})
 }
 
-impl Inner {
+impl NodeServiceState {
     async fn publish(&self, wanted: &PathToPublish) -> Result<(), Status> {
         let mut next = plan(wanted, &mounts::all()?)?;
         if let Some(line) = write_protection(wanted) {
             self.tools.succeed(&wanted.volume, line).await?;
         }
-        if next == Plan::Bind {
+        if next == MountStep::Bind {
             let source = wanted.staged.as_ref().unwrap_or(&wanted.device.path);
             make_target(wanted)?;
             let bind = CommandLine::new(["mount", "--bind"]).and(source).and(&wanted.target);
             self.tools.succeed(&wanted.volume, bind).await?;
             next = mounts::all().and_then(|all| plan(wanted, &all)).map_err(after_mount)?;
         }
-        if next == Plan::MakeReadOnly {
+        if next == MountStep::MakeReadOnly {
             let line = CommandLine::new(["mount", "-o", "remount,bind,ro"]).and(&wanted.target);
             let undo = CommandLine::new(["umount", "--no-canonicalize"]).and(&wanted.target);
             succeed_or_undo(&self.tools, &wanted.volume, line, undo).await?;
@@ -133,7 +133,7 @@ async fn succeed_or_undo(
 /// # Errors
 /// `FAILED_PRECONDITION`: the volume is not staged, or is limited to one path and already used by another.
 /// `ALREADY_EXISTS`: the path has another mount.
-fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
+fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<MountStep, Status> {
     let PathToPublish { device, staged, target, .. } = wanted;
     let is_ours = |mount: &Mount| match staged {
         Some(_) => mount.is_of(device) && mount.root == "/",
@@ -153,13 +153,13 @@ fn plan(wanted: &PathToPublish, all: &[Mount]) -> Result<Plan, Status> {
     // The container runtime prevents a pod from writing to a raw device that is read-only for it.
     let read_only = wanted.is_read_only && staged.is_some();
     match mounts::at(all, target) {
-        None => only_user(wanted, all.iter().filter(|mount| is_ours(mount))).map(|()| Plan::Bind),
+        None => only_user(wanted, all.iter().filter(|mount| is_ours(mount))).map(|()| MountStep::Bind),
         Some(mount) if !is_ours(mount) => Err(occupied(target, &mount.source.display().to_string())),
         Some(mount) if mount.is_read_only && !read_only && !inherits_read_only => {
             Err(occupied(target, "the volume for reading only"))
         }
-        Some(mount) if read_only && !mount.is_read_only => Ok(Plan::MakeReadOnly),
-        Some(_) => Ok(Plan::Done),
+        Some(mount) if read_only && !mount.is_read_only => Ok(MountStep::MakeReadOnly),
+        Some(_) => Ok(MountStep::Done),
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
         }
     }
 
-    fn code(wanted: &PathToPublish, lines: &[&str]) -> Result<Plan, Code> {
+    fn code(wanted: &PathToPublish, lines: &[&str]) -> Result<MountStep, Code> {
         plan(wanted, &parsed(lines)).map_err(|status| status.code())
     }
 
@@ -238,13 +238,13 @@ mod tests {
     fn a_staged_volume_is_bound_once() {
         let many = wanted("/pods/a", Users::Many);
         assert_eq!(code(&many, &[]), Err(Code::FailedPrecondition));
-        assert_eq!(code(&many, &[STAGED]), Ok(Plan::Bind));
-        assert_eq!(code(&many, &[STAGED, FIRST]), Ok(Plan::Done));
+        assert_eq!(code(&many, &[STAGED]), Ok(MountStep::Bind));
+        assert_eq!(code(&many, &[STAGED, FIRST]), Ok(MountStep::Done));
         assert_eq!(code(&many, &[STAGED, FIRST_READ_ONLY]), Err(Code::AlreadyExists));
         assert_eq!(code(&many, &[STAGED, &FIRST.replace("259:3", "259:9")]), Err(Code::AlreadyExists));
         let reader = PathToPublish { is_read_only: true, ..wanted("/pods/a", Users::Many) };
-        assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(Plan::MakeReadOnly));
-        assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(Plan::Done));
+        assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(MountStep::MakeReadOnly));
+        assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(MountStep::Done));
     }
 
     #[test]
@@ -279,18 +279,18 @@ mod tests {
     #[test]
     fn a_volume_for_one_pod_has_one_path() {
         let first = wanted("/pods/a", Users::One);
-        assert_eq!(code(&first, &[STAGED]), Ok(Plan::Bind));
-        assert_eq!(code(&first, &[STAGED, FIRST, SUB_PATH]), Ok(Plan::Done));
+        assert_eq!(code(&first, &[STAGED]), Ok(MountStep::Bind));
+        assert_eq!(code(&first, &[STAGED, FIRST, SUB_PATH]), Ok(MountStep::Done));
         let second = wanted("/pods/b", Users::One);
         assert_eq!(code(&second, &[STAGED, FIRST]), Err(Code::FailedPrecondition));
-        assert_eq!(code(&wanted("/pods/b", Users::Many), &[STAGED, FIRST]), Ok(Plan::Bind));
+        assert_eq!(code(&wanted("/pods/b", Users::Many), &[STAGED, FIRST]), Ok(MountStep::Bind));
     }
 
     #[test]
     fn a_raw_device_is_bound_as_its_node() {
         let raw = PathToPublish { staged: None, ..wanted("/pods/a", Users::One) };
-        assert_eq!(code(&raw, &[]), Ok(Plan::Bind));
-        assert_eq!(code(&raw, &[RAW]), Ok(Plan::Done));
+        assert_eq!(code(&raw, &[]), Ok(MountStep::Bind));
+        assert_eq!(code(&raw, &[RAW]), Ok(MountStep::Done));
         assert_eq!(code(&raw, &[FIRST]), Err(Code::AlreadyExists));
         let second = PathToPublish { staged: None, ..wanted("/pods/b", Users::One) };
         assert_eq!(code(&second, &[RAW]), Err(Code::FailedPrecondition));
@@ -308,8 +308,8 @@ mod tests {
         let raw = |target: &str| PathToPublish { staged: None, ..wanted(target, Users::One) };
         let mounts = [&target, &of_kubelet].map(|path| bound(path));
         let mounts = mounts.each_ref().map(String::as_str);
-        assert_eq!(code(&raw(&target), &mounts), Ok(Plan::Done));
-        assert_eq!(code(&raw(&target), &mounts[1..]), Ok(Plan::Bind), "the kubelet's mount is no pod");
+        assert_eq!(code(&raw(&target), &mounts), Ok(MountStep::Done));
+        assert_eq!(code(&raw(&target), &mounts[1..]), Ok(MountStep::Bind), "the kubelet's mount is no pod");
         let second = raw(&of("b", "publish/pvc-1"));
         assert_eq!(code(&second, &mounts), Err(Code::FailedPrecondition));
         let of_other_pv = raw(&of("b", "publish/static"));
@@ -322,9 +322,13 @@ mod tests {
     fn the_mount_of_a_pod_inherits_the_option_ro() {
         let staged = STAGED.replace(" rw shared", " ro shared");
         let pod = wanted("/pods/a", Users::Many);
-        assert_eq!(code(&pod, &[&staged]), Ok(Plan::Bind));
-        assert_eq!(code(&pod, &[&staged, FIRST_READ_ONLY]), Ok(Plan::Done));
-        assert_eq!(code(&pod, &[&staged, FIRST]), Ok(Plan::Done), "the option was added under a running pod");
+        assert_eq!(code(&pod, &[&staged]), Ok(MountStep::Bind));
+        assert_eq!(code(&pod, &[&staged, FIRST_READ_ONLY]), Ok(MountStep::Done));
+        assert_eq!(
+            code(&pod, &[&staged, FIRST]),
+            Ok(MountStep::Done),
+            "the option was added under a running pod"
+        );
         assert_eq!(code(&pod, &[STAGED, FIRST_READ_ONLY]), Err(Code::AlreadyExists));
     }
 }

@@ -20,7 +20,7 @@ use tonic::{Request, Status};
 use super::content::{self, DeviceContent, DeviceFacts, Preparation};
 use super::daemon::ServedDevice;
 use super::tool::{CommandLine, Tools};
-use super::{Inner, NodeService, mounts, paths};
+use super::{NodeService, NodeServiceState, mounts, paths};
 use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
@@ -91,7 +91,7 @@ impl FileSystemToMount {
     }
 }
 
-impl Inner {
+impl NodeServiceState {
     async fn stage(&self, wanted: FileSystemToMount) -> Result<(), Status> {
         let device = self.daemon.served(&wanted.context, wanted.until).await?;
         let is_there = is_mounted(&wanted.point, &device)?;

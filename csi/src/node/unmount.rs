@@ -4,7 +4,7 @@ use std::path::Path;
 
 use tonic::Status;
 
-use super::Inner;
+use super::NodeServiceState;
 use super::daemon::check_touchable;
 use super::mounts;
 use super::tool::CommandLine;
@@ -12,7 +12,7 @@ use super::tool::CommandLine;
 /// Maximum number of stacked mounts to unmount in one request: more were not made by the driver.
 const MOST: usize = 16;
 
-impl Inner {
+impl NodeServiceState {
     /// Unmounts every mount at `path`. A file system whose device waits for its daemon is left untouched.
     ///
     /// # Errors

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::vm::Vm;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
@@ -21,29 +21,29 @@ pub(crate) const COMMIT_LIMIT: Duration = Duration::from_secs(300);
 pub(crate) const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 
 /// The daemon and its environment.
-pub(crate) struct Bench {
+pub(crate) struct DaemonBench {
     pub(crate) vm: Arc<Vm>,
     pub(crate) s3: Arc<S3Server>,
-    control: Control,
-    pub(crate) node: Node,
+    control: ControlInterface,
+    pub(crate) node: NodeDaemon,
 }
 
-impl Bench {
+impl DaemonBench {
     /// Boots a machine and starts the daemon with these `data` settings, with zero copy.
     pub(crate) fn start(world: &World, data: &str) -> Result<Self> {
-        Self::start_on(world, Options::benchmark(), data)
+        Self::start_on(world, MachineOptions::benchmark(), data)
     }
 
     /// Starts the daemon on a machine with these options.
-    pub(crate) fn start_on(world: &World, options: Options, data: &str) -> Result<Self> {
+    pub(crate) fn start_on(world: &World, options: MachineOptions, data: &str) -> Result<Self> {
         let s3 = world.s3()?;
         s3.create_bucket(BUCKET)?;
         let vm = world.vm_with("bench", || options)?;
         vm.exec(&format!(
             "modprobe brd rd_nr=1 rd_size=1572864; mkfs.ext4 -q -F /dev/ram0; mount /dev/ram0 {STATE_DIR}"
         ))?;
-        let control = Control::standalone(&s3, BUCKET);
-        let node = Node::start(Arc::clone(&vm), &control, "zero-copy", data)?;
+        let control = ControlInterface::standalone(&s3, BUCKET);
+        let node = NodeDaemon::start(Arc::clone(&vm), &control, "zero-copy", data)?;
         Ok(Self { vm, s3, control, node })
     }
 
@@ -55,7 +55,7 @@ impl Bench {
         // requests whose time differs by 15 minutes.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).context("read the clock")?.as_secs();
         self.vm.exec(&format!("rm -r {STATE_DIR}/*; date --set=@{now}"))?;
-        self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;
+        self.node = NodeDaemon::start(Arc::clone(&self.vm), &self.control, transport, data)?;
         Ok(())
     }
 
@@ -63,7 +63,7 @@ impl Bench {
     /// volumes.
     pub(crate) fn change_transport(&mut self, transport: &str, data: &str) -> Result<()> {
         self.node.terminate()?;
-        self.node = Node::start(Arc::clone(&self.vm), &self.control, transport, data)?;
+        self.node = NodeDaemon::start(Arc::clone(&self.vm), &self.control, transport, data)?;
         Ok(())
     }
 

@@ -6,8 +6,8 @@ use holdfast_lab::report;
 use holdfast_lab::vm::Vm;
 use holdfast_lab::world::World;
 
-use super::daemon::{Bench, STATE_DIR};
-use super::fio::{self, Job, Measured};
+use super::daemon::{DaemonBench, STATE_DIR};
+use super::fio::{self, FioJob, Measured};
 use super::kublk::{self, Kublk, Mode};
 use super::references::{Reference, ServedFile};
 use super::zerofs::{self, ZeroFs};
@@ -24,15 +24,15 @@ const FILLED: &str = "filled";
 /// A row of the comparison.
 struct RequestJob {
     name: &'static str,
-    job: Job<'static>,
+    job: FioJob<'static>,
     /// Minimum ratio to the kernel's server, if it has a bar.
     least: Option<f64>,
 }
 
 fn rows() -> [RequestJob; 6] {
-    let of = |pattern, requests| Job::of(&[], pattern, requests);
-    let large = |pattern| Job { block_bytes: 128 << 10, depth: Some(16), ..of(pattern, 2_000) };
-    let in_turn = |pattern, requests, fsync| Job { depth: None, fsync, ..of(pattern, requests) };
+    let of = |pattern, requests| FioJob::of(&[], pattern, requests);
+    let large = |pattern| FioJob { block_bytes: 128 << 10, depth: Some(16), ..of(pattern, 2_000) };
+    let in_turn = |pattern, requests, fsync| FioJob { depth: None, fsync, ..of(pattern, requests) };
     [
         RequestJob { name: "randread4k", job: of("randread", 12_000), least: Some(1.0) },
         RequestJob { name: "randwrite4k", job: of("randwrite", 12_000), least: Some(1.0) },
@@ -92,7 +92,7 @@ impl OtherServer {
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     kublk::share(world)?;
     let zerofs = zerofs::share(world);
-    let mut bench = Bench::start(world, HELD_BACK)?;
+    let mut bench = DaemonBench::start(world, HELD_BACK)?;
     let mut figures = Vec::new();
     for (transport, mode, prefix) in
         [("zero-copy", Mode::ZeroCopy, ""), ("user-copy", Mode::UserCopy, "usercopy_")]
@@ -112,7 +112,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
 
 /// Compares a volume with a filled data file to a file on the same ramdisk, alternately in each round; then
 /// an unwritten volume to the filled one.
-fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
+fn one_device(bench: &DaemonBench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &bench.vm;
     let name = format!("{prefix}{FILLED}").replace('_', "-");
     let volume = |round: u32| format!("{prefix}fresh-{round}").replace('_', "-");
@@ -136,7 +136,7 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
         }
         bench.create(&volume(round), "256Mi")?;
         let unwritten = bench.attach(&volume(round), &[])?;
-        fresh.push(fio::run(vm, &Job::of(&[&unwritten], "randwrite", 12_000))?.iops);
+        fresh.push(fio::run(vm, &FioJob::of(&[&unwritten], "randwrite", 12_000))?.iops);
         discard_and_detach(bench, &volume(round), &unwritten)?;
     }
     vm.exec(&format!("rm {file}"))?;
@@ -167,9 +167,9 @@ fn one_device(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
 }
 
 /// Compares random requests to a filled volume to those to ZeroFS, alternately in each round.
-fn against_zerofs(bench: &Bench, built: &Result<()>) -> Result<[Figure; 2]> {
+fn against_zerofs(bench: &DaemonBench, built: &Result<()>) -> Result<[Figure; 2]> {
     const VOLUME: &str = "against-zerofs";
-    let jobs = ["randread", "randwrite"].map(|pattern| Job::of(&[], pattern, 12_000));
+    let jobs = ["randread", "randwrite"].map(|pattern| FioJob::of(&[], pattern, 12_000));
     let names = ["randread4k_vs_zerofs", "randwrite4k_vs_zerofs"];
     if let Err(error) = built {
         let figure = |name: &str| Figure {
@@ -188,7 +188,7 @@ fn against_zerofs(bench: &Bench, built: &Result<()>) -> Result<[Figure; 2]> {
     let (mut ours, mut theirs) = ([const { Vec::new() }; 2], [const { Vec::new() }; 2]);
     for _ in 0..ROUNDS {
         for (job, (ours, theirs)) in jobs.iter().zip(ours.iter_mut().zip(&mut theirs)) {
-            ours.push(fio::run(&bench.vm, &Job { targets: &[&device], ..job.clone() })?.iops);
+            ours.push(fio::run(&bench.vm, &FioJob { targets: &[&device], ..job.clone() })?.iops);
             theirs.push(zerofs.measure(job)?);
         }
     }
@@ -201,11 +201,11 @@ fn against_zerofs(bench: &Bench, built: &Result<()>) -> Result<[Figure; 2]> {
 
 /// Compares first writes with writes to filled space, without a volume and with a side that is allocated and
 /// unwritten: the costs of the file system in such writes. `filled` is the rate of a filled volume.
-fn first_writes(bench: &Bench, filled: f64) -> Result<Vec<Figure>> {
+fn first_writes(bench: &DaemonBench, filled: f64) -> Result<Vec<Figure>> {
     const SIZE: &str = "256M";
     let vm = &bench.vm;
     let file = format!("{STATE_DIR}/first-writes.img");
-    let rate = |target: &str| Ok::<_, Error>(fio::run(vm, &Job::of(&[target], "randwrite", 12_000))?.iops);
+    let rate = |target: &str| Ok::<_, Error>(fio::run(vm, &FioJob::of(&[target], "randwrite", 12_000))?.iops);
     let of_kublk = || {
         let reference = Kublk::serve(vm, 9, &file, Mode::ZeroCopy)?;
         let iops = rate(&reference.device())?;
@@ -238,7 +238,7 @@ fn first_writes(bench: &Bench, filled: f64) -> Result<Vec<Figure>> {
 /// Compares random reads of a volume that is completely in the bucket and in the node's cache to those of
 /// `kublk` from a file, `reference` per second. First each block once, which a task of the daemon looks up;
 /// then reads that the ring thread answers.
-fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
+fn cached(bench: &DaemonBench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
     const MIB: u32 = 32;
     let (vm, name) = (&bench.vm, format!("{prefix}cached").replace('_', "-"));
     bench.create(&name, &format!("{MIB}Mi"))?;
@@ -252,10 +252,10 @@ fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
     let device = bench.attach(&name, &[])?;
     let targets = [device.as_str()];
     // One request per block, never two adjacent ones.
-    let first = fio::run(vm, &Job::of(&targets, "read:124k", 8 * MIB))?.iops;
+    let first = fio::run(vm, &FioJob::of(&targets, "read:124k", 8 * MIB))?.iops;
     let mut later = Vec::new();
     for _ in 0..ROUNDS {
-        later.push(fio::run(vm, &Job::of(&targets, "randread", 12_000))?.iops);
+        later.push(fio::run(vm, &FioJob::of(&targets, "randread", 12_000))?.iops);
     }
     bench.detach(&name)?;
     let later = median(later);
@@ -275,7 +275,7 @@ fn cached(bench: &Bench, prefix: &str, reference: f64) -> Result<[Figure; 3]> {
 
 /// Compares random reads of all devices at once, on either side: total requests per second, and the 99th
 /// percentile.
-fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
+fn many_devices(bench: &DaemonBench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &bench.vm;
     let volumes: Vec<String> =
         (0..DEVICES).map(|number| format!("{prefix}of-many-{number}").replace('_', "-")).collect();
@@ -312,12 +312,12 @@ fn many_devices(bench: &Bench, mode: Mode, prefix: &str) -> Result<Vec<Figure>> 
 
 fn read_all(vm: &Vm, devices: &[String]) -> Result<Measured> {
     let targets: Vec<&str> = devices.iter().map(String::as_str).collect();
-    fio::run(vm, &Job::of(&targets, "randread", 32_000))
+    fio::run(vm, &FioJob::of(&targets, "randread", 32_000))
 }
 
 fn measure(vm: &Vm, rows: &[RequestJob], device: &str, results: &mut [Vec<f64>]) -> Result<()> {
     for (row, result) in rows.iter().zip(results) {
-        result.push(fio::run(vm, &Job { targets: &[device], ..row.job.clone() })?.iops);
+        result.push(fio::run(vm, &FioJob { targets: &[device], ..row.job.clone() })?.iops);
     }
     Ok(())
 }
@@ -328,7 +328,7 @@ fn fill(target: &str, mib: u32) -> String {
 }
 
 /// Detaches a volume after discarding its data, so that the upload contains only holes.
-fn discard_and_detach(bench: &Bench, volume: &str, device: &str) -> Result<()> {
+fn discard_and_detach(bench: &DaemonBench, volume: &str, device: &str) -> Result<()> {
     bench.vm.exec(&format!("blkdiscard {device}"))?;
     bench.detach(volume)
 }

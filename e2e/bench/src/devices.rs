@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
 
-use super::daemon::Bench;
+use super::daemon::DaemonBench;
 use super::{Bar, Figure};
 
 /// Number of volumes attached at the same time.
@@ -62,21 +62,21 @@ struct DaemonUse {
 }
 
 pub(super) fn run_zero_copy(world: &World) -> Result<Vec<Figure>> {
-    let bench = Bench::start_on(world, Options::benchmark(), DATA)?;
+    let bench = DaemonBench::start_on(world, MachineOptions::benchmark(), DATA)?;
     let figures = measure(&bench, "")?;
     bench.vm.power_off()?;
     Ok(figures)
 }
 
 pub(super) fn run_user_copy(world: &World) -> Result<Vec<Figure>> {
-    let mut bench = Bench::start_on(world, Options::benchmark(), DATA)?;
+    let mut bench = DaemonBench::start_on(world, MachineOptions::benchmark(), DATA)?;
     bench.restart_with("user-copy", DATA)?;
     let figures = measure(&bench, "usercopy_")?;
     bench.vm.power_off()?;
     Ok(figures)
 }
 
-fn measure(bench: &Bench, prefix: &str) -> Result<Vec<Figure>> {
+fn measure(bench: &DaemonBench, prefix: &str) -> Result<Vec<Figure>> {
     let vm = &*bench.vm;
     each(vm, 1..=VOLUMES, "create \"$volume\" --size 64Mi --store store")?;
     // One volume per ring thread.
@@ -154,7 +154,7 @@ struct Recovered {
 }
 
 /// Kills the daemon while fio verifies its writes, and reads each device afterwards.
-fn recovered(bench: &Bench) -> Result<Recovered> {
+fn recovered(bench: &DaemonBench) -> Result<Recovered> {
     let vm = &*bench.vm;
     let paths = LOADED.map(|number| format!("$(device volume-{number})"));
     let jobs: String = paths.iter().map(|path| format!(" --name=job --filename={path}")).collect();
@@ -194,7 +194,7 @@ fn recovered(bench: &Bench) -> Result<Recovered> {
 }
 
 /// Returns the number of requests that the daemon copied for lack of a buffer.
-fn copied(bench: &Bench) -> Result<f64> {
+fn copied(bench: &DaemonBench) -> Result<f64> {
     let metrics = bench.node.metrics()?;
     let counts = metrics.lines().filter(|line| line.starts_with("holdfast_ring_copied_requests_total"));
     Ok(counts.filter_map(|line| line.rsplit(' ').next()?.trim().parse::<f64>().ok()).sum())

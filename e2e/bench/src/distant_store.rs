@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::output;
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
+use holdfast_lab::setup::BuildProfile;
 use holdfast_lab::world::World;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -56,7 +56,7 @@ struct ReadTimes {
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let mut figures = uploads(world)?;
-    let client = world.toolbox().test_program("s3", Profile::Release)?;
+    let client = world.toolbox().test_program("s3", BuildProfile::Release)?;
     figures.extend(commits(&client)?);
     figures.extend(late_reads(&client)?);
     Ok(figures)

@@ -1,7 +1,7 @@
 //! Kubernetes' own tests of storage drivers, on a cluster with the chart.
 
 use anyhow::{Context, Result};
-use holdfast_lab::cluster::{Cluster, Extras, Store};
+use holdfast_lab::cluster::{Cluster, ClusterStore, Extras};
 use holdfast_lab::external_storage::{self, SpecOutcome, Suite};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
@@ -23,7 +23,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let suite = Suite::prepare(toolbox)?;
     let extras = Extras { snapshots: true, images: external_storage::images(toolbox)?, ..Extras::default() };
     let cluster = Cluster::start_with(world, &extras)?;
-    cluster.install(&Store { name: STORE, bucket: STORE, endpoint: &s3.endpoint_in_vm() })?;
+    cluster.install(&ClusterStore { name: STORE, bucket: STORE, endpoint: &s3.endpoint_in_vm() })?;
     cluster.relax_probes()?;
     let specs = suite.run(world, STORE, chosen.as_deref()).with_context(|| cluster.describe())?;
 

@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(900);
 
 /// Work of one job. Its limit is a number of requests, not a time, so that it is reproducible.
 #[derive(Debug, Clone)]
-pub struct Job<'a> {
+pub struct FioJob<'a> {
     /// The block devices or files, each with its own process.
     pub targets: &'a [&'a str],
     /// `randread`, `randwrite`, `read` or `write`; `write:124k` skips that much after each request.
@@ -33,7 +33,7 @@ pub struct Job<'a> {
     pub buffered: bool,
 }
 
-impl<'a> Job<'a> {
+impl<'a> FioJob<'a> {
     /// Makes a job with requests of 4 KiB to the whole targets, 32 in flight.
     pub fn of(targets: &'a [&'a str], pattern: &'a str, requests: u32) -> Self {
         Self {
@@ -62,8 +62,8 @@ pub struct Measured {
 ///
 /// # Errors
 /// If fio fails or reports an I/O error.
-pub fn run(vm: &Vm, job: &Job<'_>) -> Result<Measured> {
-    let Job { targets, pattern, block_bytes, depth, requests, region, fsync, buffered } = job;
+pub fn run(vm: &Vm, job: &FioJob<'_>) -> Result<Measured> {
+    let FioJob { targets, pattern, block_bytes, depth, requests, region, fsync, buffered } = job;
     let region = if region.is_empty() {
         String::new()
     } else {

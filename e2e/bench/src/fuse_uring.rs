@@ -6,10 +6,10 @@
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::report;
 use holdfast_lab::vm::Vm;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 
-use super::fio::{self, Job};
+use super::fio::{self, FioJob};
 use super::{Bar, Figure};
 use server::RunningUring;
 
@@ -19,7 +19,7 @@ mod server;
 /// A row of the comparison.
 struct UringRow {
     name: &'static str,
-    job: Job<'static>,
+    job: FioJob<'static>,
     /// Minimum ratio of zero copy to copies, if it has a bar.
     least: Option<f64>,
 }
@@ -37,10 +37,10 @@ const RATIOS: [(&str, usize, usize); 5] = [
 ];
 
 fn rows() -> [UringRow; 7] {
-    let random = |pattern| Job::of(&[], pattern, 8_000);
-    let large = |pattern| Job { block_bytes: 1 << 20, ..Job::of(&[], pattern, 256) };
-    let buffered = |pattern| Job { depth: None, buffered: true, ..large(pattern) };
-    let single = Job { depth: None, ..Job::of(&[], "randread", 1_000) };
+    let random = |pattern| FioJob::of(&[], pattern, 8_000);
+    let large = |pattern| FioJob { block_bytes: 1 << 20, ..FioJob::of(&[], pattern, 256) };
+    let buffered = |pattern| FioJob { depth: None, buffered: true, ..large(pattern) };
+    let single = FioJob { depth: None, ..FioJob::of(&[], "randread", 1_000) };
     [
         UringRow { name: "read1m", job: large("read"), least: Some(1.2) },
         UringRow { name: "write1m", job: large("write"), least: Some(1.0) },
@@ -54,12 +54,12 @@ fn rows() -> [UringRow; 7] {
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     world.share(&world.toolbox().example("holdfast-fuse", "uring")?, "bin/uring")?;
-    let vm = world.vm_with("ends", Options::without_ublk)?;
+    let vm = world.vm_with("ends", MachineOptions::without_ublk)?;
     server::prepare(&vm)?;
     let mut figures = ends::run(&vm)?;
     vm.power_off()?;
     let modules = ["fuse", "loop"].map(str::to_owned).into();
-    let vm = world.vm_with("requests", || Options { modules, ..Options::benchmark() })?;
+    let vm = world.vm_with("requests", || MachineOptions { modules, ..MachineOptions::benchmark() })?;
     server::prepare(&vm)?;
     figures.extend(requests(&vm)?);
     vm.power_off()?;
@@ -74,7 +74,7 @@ fn freed_in_use(world: &World) -> Result<Figure> {
     let mut faults = Vec::new();
     for way in ["keeper-copy", "keeper-zero"] {
         // A machine of its own: its memory may be damaged afterwards.
-        let vm = world.vm_with(way, Options::without_ublk)?;
+        let vm = world.vm_with(way, MachineOptions::without_ublk)?;
         server::prepare(&vm)?;
         let device = RunningUring::start(&vm, way)?.bind()?;
         let found = vm.exec(&format!(
@@ -106,7 +106,7 @@ fn requests(vm: &Vm) -> Result<Vec<Figure>> {
         let mut of_way = Vec::new();
         for row in &rows {
             vm.exec("echo 3 > /proc/sys/vm/drop_caches")?;
-            of_way.push(fio::run(vm, &Job { targets: &[&device], ..row.job.clone() })?.iops);
+            of_way.push(fio::run(vm, &FioJob { targets: &[&device], ..row.job.clone() })?.iops);
         }
         speeds.push(of_way);
         vm.exec(&format!("losetup --detach {device}"))?;

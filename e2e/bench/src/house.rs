@@ -12,7 +12,7 @@ use super::{Bar, Figure};
 const FIGURES: &[(&str, &str, Option<Bar>)] = &[
     ("circles", "circles of files that import each other", Some(Bar::Exactly(0.0))),
     ("arrows_up", "imports from a lower layer of the workspace to a higher one", Some(Bar::Exactly(0.0))),
-    ("type_names_twice", "type names in more than one file, each with a checked reason", None),
+    ("type_names_twice", "type names that several programs define, each with its reason", None),
     ("words", "listed words that are used", Some(Bar::Exactly(0.0))),
     ("largest_file", "lines of a file without its tests", Some(Bar::AtMost(700.0))),
     ("longest_function", "lines of a function; the longest is a table", None),

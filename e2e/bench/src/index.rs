@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::output;
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::s3::{S3Request, S3Server};
-use holdfast_lab::setup::Profile;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::setup::BuildProfile;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
@@ -43,11 +43,11 @@ const MIB: f64 = 1_048_576.0;
 const COMMITS: u32 = 3_000;
 
 /// The daemon and its environment.
-struct Bench {
+struct IndexBench {
     vm: Arc<Vm>,
     s3: Arc<S3Server>,
-    control: Control,
-    node: Node,
+    control: ControlInterface,
+    node: NodeDaemon,
 }
 
 /// Costs of a step.
@@ -94,14 +94,14 @@ pub(super) fn run_deleted(world: &World) -> Result<Vec<Figure>> {
 /// Runs `measure` with a daemon in a machine and an empty bucket.
 fn with_daemon(
     world: &World,
-    measure: impl FnOnce(&mut Bench) -> Result<Vec<Figure>>,
+    measure: impl FnOnce(&mut IndexBench) -> Result<Vec<Figure>>,
 ) -> Result<Vec<Figure>> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let vm = world.vm_with("index", Options::node)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let node = Node::start(Arc::clone(&vm), &control, "zero-copy", DATA)?;
-    let figures = measure(&mut Bench { vm: Arc::clone(&vm), s3, control, node })?;
+    let vm = world.vm_with("index", MachineOptions::node)?;
+    let control = ControlInterface::standalone(&s3, BUCKET);
+    let node = NodeDaemon::start(Arc::clone(&vm), &control, "zero-copy", DATA)?;
+    let figures = measure(&mut IndexBench { vm: Arc::clone(&vm), s3, control, node })?;
     vm.power_off()?;
     Ok(figures)
 }
@@ -133,7 +133,7 @@ fn tiers(world: &World) -> Result<Vec<Figure>> {
 /// Collects figures that tests print: the work of a ring thread for the commit of 16,384 scattered sectors,
 /// and requests of sweeps.
 fn counts(world: &World) -> Result<Vec<Figure>> {
-    let sweeps = world.toolbox().test_program("sweep", Profile::Dev)?;
+    let sweeps = world.toolbox().test_program("sweep", BuildProfile::Dev)?;
     let sweeps = output(Command::new(sweeps).args(["a_later_sweep", "--nocapture", "--test-threads=1"]))?;
     let sweeps = printed(&sweeps)?;
     let of = |key: &str| sweeps[key].as_f64().with_context(|| format!("no {key} in {sweeps}"));
@@ -175,7 +175,7 @@ fn printed(output: &str) -> Result<Value> {
     output.lines().find_map(json).with_context(|| format!("no figures in {output}"))
 }
 
-impl Bench {
+impl IndexBench {
     /// Runs `work` and returns its result and costs.
     fn costs<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, Cost)> {
         let (requests, [received, sent]) = (self.s3.requests()?.len(), self.network()?);
@@ -200,7 +200,7 @@ impl Bench {
     fn restart_empty(&mut self) -> Result<()> {
         self.node.terminate()?;
         self.vm.exec(&format!("rm -r {STATE_DIR}/*"))?;
-        self.node = Node::start(Arc::clone(&self.vm), &self.control, "zero-copy", DATA)?;
+        self.node = NodeDaemon::start(Arc::clone(&self.vm), &self.control, "zero-copy", DATA)?;
         // A daemon probes a bucket before its first use: those requests do not belong to a volume.
         self.node.cli(&["snapshot", "list", "nothing", "--store", "store"]).err().context("a refusal")?;
         Ok(())
@@ -252,7 +252,7 @@ impl Bench {
 }
 
 /// Measures a volume of 8 GiB with many small commits, on a node without its data.
-fn many_commits(bench: &mut Bench) -> Result<Vec<Figure>> {
+fn many_commits(bench: &mut IndexBench) -> Result<Vec<Figure>> {
     const VOLUME: &str = "scattered";
     bench.create(VOLUME, "8Gi")?;
     let device = bench.attach(VOLUME, &["--durability", "object"])?;

@@ -7,10 +7,10 @@
 
 use holdfast_lab::csi_node::CsiNode;
 use holdfast_lab::images::{self, Recipe};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::setup::BuildProfile;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 use holdfast_scenarios::{chaos, csi_sanity, restore, rotation, story};
 
@@ -40,8 +40,8 @@ pub(super) fn run_claims(world: &World) -> Result<Vec<Figure>> {
     let on_a = CsiNode::start(world.vm("a")?)?;
     figures.extend(lives::measure(world, &csi, &a, &on_a)?);
     let watched = watches::of_one_node(world, &a)?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let b = Node::start(world.vm_with("b", Options::benchmark)?, &control, "auto", "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let b = NodeDaemon::start(world.vm_with("b", MachineOptions::benchmark)?, &control, "auto", "")?;
     figures.push(watches::figure(world, watched)?);
     figures.extend(takeover::measure(world, &a, &b)?);
     b.vm().cut_power();
@@ -88,7 +88,7 @@ pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
 
 /// Measures the unpacked sizes of the images.
 pub(super) fn run_images(world: &World) -> Result<Vec<Figure>> {
-    let built = images::build(world.toolbox(), Profile::Release, &world.dir().join("images"))?;
+    let built = images::build(world.toolbox(), BuildProfile::Release, &world.dir().join("images"))?;
     let sized = |image: &images::Built| {
         let Recipe { name, max_mb, .. } = image.recipe;
         let name = name.replace("holdfast-", "image_mb_");

@@ -1,18 +1,18 @@
 //! Benchmarks: figures that are comparable between machines.
 //!
-//! They come from a test machine whose clock counts instructions (see [`Options::benchmark`]), so they are
-//! counts, or ratios of two measurements in one boot; never times of the host. Exceptions: some bars of
+//! They come from a test machine whose clock counts instructions (see [`MachineOptions::benchmark`]), so they
+//! are counts, or ratios of two measurements in one boot; never times of the host. Exceptions: some bars of
 //! `kubernetes` and `index-stores` are waiting times of a user or a write, and that of the recovery in
 //! `memory` is a waiting time of requests. Those of `cache-hits` are ratios of two measurements on the host.
 //!
-//! [`Options::benchmark`]: holdfast_lab::vm::machine::Options::benchmark
+//! [`MachineOptions::benchmark`]: holdfast_lab::vm::machine::MachineOptions::benchmark
 
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_lab::pins::{KERNEL, KernelPin};
 use holdfast_lab::report;
-use holdfast_lab::setup::{Profile, Toolbox};
+use holdfast_lab::setup::{BuildProfile, Toolbox};
 use holdfast_lab::world::World;
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ pub struct Benchmark {
     /// Duration on two idle cores, without set-up and compilation.
     pub expected: Duration,
     /// Build of the measured programs; benchmarks that only count need no optimised one.
-    pub profile: Profile,
+    pub profile: BuildProfile,
     /// Runs it in its own world and returns its figures.
     pub run: fn(&World) -> Result<Vec<Figure>>,
 }
@@ -67,189 +67,189 @@ pub const ALL: &[Benchmark] = &[
         name: "ring",
         about: "ublk devices of node/ublk against the kernel's own server, files on ext4 on a ramdisk",
         expected: Duration::from_secs(120),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: ring::run,
     },
     Benchmark {
         name: "main-job",
         about: "volumes of the daemon: S3 requests of each step, 64 volumes",
         expected: Duration::from_secs(180),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: main_job::run,
     },
     Benchmark {
         name: "data-plane",
         about: "requests of volumes against the kernel's own server: both transports, one device and 16",
         expected: Duration::from_secs(550),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: data_plane::run,
     },
     Benchmark {
         name: "distant-store",
         about: "uploads to a distant store against a serial one, commits of 1,000 volumes, late reads; on this host",
         expected: Duration::from_secs(240),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: distant_store::run,
     },
     Benchmark {
         name: "devices-zero-copy",
         about: "512 volumes on one node: memory, files and idle work of each, all of them over a kill",
         expected: Duration::from_secs(900),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: devices::run_zero_copy,
     },
     Benchmark {
         name: "devices-user-copy",
         about: "the same with user copy",
         expected: Duration::from_secs(900),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: devices::run_user_copy,
     },
     Benchmark {
         name: "memory",
         about: "memory volumes against brd, zram and trueno-ublk: requests, compression, overhead",
         expected: Duration::from_secs(420),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: memory::run,
     },
     Benchmark {
         name: "memory-faults",
         about: "memory volumes over 40 ends of the daemon, with pages on the disk, and in a full control group",
         expected: Duration::from_secs(600),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: memory::faults::run,
     },
     Benchmark {
         name: "cache-hits",
         about: "hits of the node's cache against foyer's disk cache and a bare ring, files in memory",
         expected: Duration::from_secs(300),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: cache_hits::run,
     },
     Benchmark {
         name: "without-ublk-requests",
         about: "requests of volumes without ublk, by FUSE and a loop device, against those with ublk",
         expected: Duration::from_secs(150),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: without_ublk::run_requests,
     },
     Benchmark {
         name: "without-ublk-kills",
         about: "120 ends of the daemon without ublk under file systems, on two kernels, and ten of its keeper",
         expected: Duration::from_secs(2400),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: without_ublk::run_kills,
     },
     Benchmark {
         name: "without-ublk-scenarios",
         about: "the scenarios of nodes without ublk: claims, csi-sanity, memory pressure, ends of daemon and keeper",
         expected: Duration::from_secs(700),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: without_ublk::run_scenarios,
     },
     Benchmark {
         name: "nvme-tcp",
         about: "an NVMe/TCP target on the loopback: kills of it on three kernels, requests against volumes by FUSE",
         expected: Duration::from_secs(600),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: nvme_tcp::run,
     },
     Benchmark {
         name: "fuse-uring",
         about: "FUSE over io_uring whose ring a keeper has: ends of server and keeper, zero copy against copies",
         expected: Duration::from_secs(900),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: fuse_uring::run,
     },
     Benchmark {
         name: "index-policy",
         about: "index runs and records of a volume of 10 TiB, a commit of 1 TiB against one of 10 GiB, sweeps",
         expected: Duration::from_secs(60),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: index::run_policy,
     },
     Benchmark {
         name: "index-commits",
         about: "an attach and a first read after 3,000 commits, on a node that has nothing",
         expected: Duration::from_secs(600),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: index::run_commits,
     },
     Benchmark {
         name: "index-copies",
         about: "requests of snapshots and forks, 100 forks of forks, 1,000 snapshots",
         expected: Duration::from_secs(900),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: index::run_copies,
     },
     Benchmark {
         name: "index-space",
         about: "bytes sent and stored for a volume that is overwritten ten times",
         expected: Duration::from_secs(600),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: index::run_space,
     },
     Benchmark {
         name: "index-stores",
         about: "commits of a store while another one of its node does not answer, or refuses the key",
         expected: Duration::from_secs(200),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: index::run_stores,
     },
     Benchmark {
         name: "index-deleted",
         about: "objects that stay of volumes with snapshots and forks, all deleted and swept",
         expected: Duration::from_secs(200),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: index::run_deleted,
     },
     Benchmark {
         name: "kubernetes-claims",
         about: "claims: API and S3 requests of a life, times to a volume and to a grant, takeover",
         expected: Duration::from_secs(250),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: kubernetes::run_claims,
     },
     Benchmark {
         name: "kubernetes-scenarios",
         about: "csi-sanity, chaos, adoption by a new cluster, rotated keys",
         expected: Duration::from_secs(400),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: kubernetes::run_scenarios,
     },
     Benchmark {
         name: "kubernetes-images",
         about: "sizes of the images",
         expected: Duration::from_secs(20),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: kubernetes::run_images,
     },
     Benchmark {
         name: "house",
         about: "the structure of the source: circles, arrows, names, words, sizes",
         expected: Duration::from_secs(60),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: house::run,
     },
     Benchmark {
         name: "proof",
         about: "what the simulation plays and finds, and how much of the engine it runs",
         expected: Duration::from_secs(600),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: proof::run,
     },
     Benchmark {
         name: "proof-turns",
         about: "the longest turn of a ring thread for a volume of 1 TiB of which all was touched",
         expected: Duration::from_secs(120),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: proof_turns::run,
     },
     Benchmark {
         name: "proof-faults",
         about: "20 power cuts that lose unflushed writes, three minutes without the store, 4 GiB uploaded after it, 100 ends of the daemon under file systems",
         expected: Duration::from_secs(1800),
-        profile: Profile::Release,
+        profile: BuildProfile::Release,
         run: proof_faults::run,
     },
 ];
@@ -260,42 +260,42 @@ pub const BY_NAME: &[Benchmark] = &[
         name: "field-simulated",
         about: "memory of an attach of 1 TiB, file systems that take no write, clocks a day off, two clusters on one bucket",
         expected: Duration::from_secs(300),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: field::run_simulated,
     },
     Benchmark {
         name: "field-stores",
         about: "answers that stores give in their own way: messages, objects that are lost; a bucket whose cluster is lost",
         expected: Duration::from_secs(300),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: field::run_stores,
     },
     Benchmark {
         name: "field-kernels",
         about: "60 ends of the daemon under file systems on each of two kernels, with user copy",
         expected: Duration::from_secs(1500),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: field::run_kernels,
     },
     Benchmark {
         name: "field-host",
         about: "200 attaches and 30 ends of the daemon on a host whose daemons look at all block devices",
         expected: Duration::from_secs(1500),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: field::run_host,
     },
     Benchmark {
         name: "soak",
         about: "memory, files, threads and run directory of a daemon with 16 volumes under load, over ends and then without, with both transports; HOLDFAST_SOAK_MINUTES in place of 60",
         expected: Duration::from_secs(3900),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: soak::run,
     },
     Benchmark {
         name: "external-storage",
         about: "Kubernetes' own tests of storage drivers on a cluster with the chart; HOLDFAST_SPECS, a regular expression, chooses some",
         expected: Duration::from_secs(7200),
-        profile: Profile::Dev,
+        profile: BuildProfile::Dev,
         run: external_storage::run,
     },
 ];
@@ -397,7 +397,7 @@ fn play_on<T>(
     name: &str,
     scenario: impl FnOnce(&World) -> Result<T>,
 ) -> Result<T> {
-    let own = World::new(world.toolbox(), name, kernel, Profile::Dev)?;
+    let own = World::new(world.toolbox(), name, kernel, BuildProfile::Dev)?;
     let played = scenario(&own).and_then(|outcome| own.check_kernels().map(|()| outcome));
     if played.is_err() {
         eprintln!("{}", own.logs(LOG_LINES));

@@ -8,7 +8,7 @@ use holdfast_lab::report;
 use holdfast_lab::world::World;
 
 use super::Figure;
-use super::daemon::Bench;
+use super::daemon::DaemonBench;
 
 mod many;
 mod requests;
@@ -19,7 +19,7 @@ const HELD_BACK: &str = "slab_size = \"64Mi\"\nseal_size = \"2Gi\"\nmax_dirty_ag
 const SEAL_OFTEN: &str = "slab_size = \"64Mi\"\nseal_size = \"1Mi\"\nmax_dirty_age = \"1h\"";
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
-    let mut bench = Bench::start(world, SEAL_OFTEN)?;
+    let mut bench = DaemonBench::start(world, SEAL_OFTEN)?;
     report::step("count the requests to S3");
     let mut figures = requests::measure(&mut bench)?;
     report::step("attach many volumes");

@@ -11,11 +11,11 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use holdfast_lab::command::output;
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::setup::Toolbox;
 use holdfast_lab::vm::Vm;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 
 use super::{Bar, Figure};
@@ -81,7 +81,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let trueno = world.toolbox().trueno_ublk().and_then(|program| world.share(&program, "bin/trueno-ublk"));
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let vm = world.vm_with("bench", Options::benchmark)?;
+    let vm = world.vm_with("bench", MachineOptions::benchmark)?;
     vm.exec(&format!(
         "modprobe brd rd_nr=1 rd_size={}; modprobe zram num_devices=1",
         corpus::CORPUS_BYTES / 1024
@@ -89,7 +89,7 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     for corpus in Corpus::ALL {
         vm.exec(&make(corpus))?;
     }
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "auto", MEMORY)?;
     for corpus in Corpus::ALL {
         figures.extend(compare(&node, corpus, trueno.is_ok())?);
     }
@@ -126,7 +126,7 @@ fn recovery(toolbox: &Toolbox) -> Result<Figure> {
 }
 
 /// Compares all kinds of device with the bytes of a corpus.
-fn compare(node: &Node, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>> {
+fn compare(node: &NodeDaemon, corpus: Corpus, has_trueno: bool) -> Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let rows = rows();
     let brd = measure(node, MemoryDevice::Brd, corpus, &rows)?;
@@ -202,7 +202,12 @@ fn not_run(name: &str, error: &anyhow::Error) -> Figure {
 }
 
 /// Writes the corpus to a device of the kind, verifies it, and measures these rows.
-fn measure(node: &Node, kind: MemoryDevice, corpus: Corpus, rows: &[MemoryRow]) -> Result<DeviceFigures> {
+fn measure(
+    node: &NodeDaemon,
+    kind: MemoryDevice,
+    corpus: Corpus,
+    rows: &[MemoryRow],
+) -> Result<DeviceFigures> {
     report::step(format_args!("{kind} with {}", corpus.name()));
     let served = kind.serve(node, corpus::CORPUS_BYTES)?;
     let measured = measure_served(node, &served, corpus, rows);
@@ -213,7 +218,7 @@ fn measure(node: &Node, kind: MemoryDevice, corpus: Corpus, rows: &[MemoryRow]) 
 }
 
 fn measure_served(
-    node: &Node,
+    node: &NodeDaemon,
     served: &RunningDevice,
     corpus: Corpus,
     rows: &[MemoryRow],
@@ -249,7 +254,7 @@ fn speed_ratio(
 }
 
 /// Compares compression by a memory volume and by zram; for zeros, a flag in zram, measures only the former.
-fn compression(node: &Node, corpus: Corpus, codec: DeviceCodec) -> Result<Figure> {
+fn compression(node: &NodeDaemon, corpus: Corpus, codec: DeviceCodec) -> Result<Figure> {
     report::step(format_args!("memory of {} with {}", corpus.name(), codec.name()));
     let bytes = MEASURED_CORPORA * corpus::CORPUS_BYTES;
     let path = repeated(node.vm(), corpus, MEASURED_CORPORA)?;
@@ -289,7 +294,7 @@ fn repeated(vm: &Vm, corpus: Corpus, times: u64) -> Result<String> {
 }
 
 /// Measures the memory per page of an unwritten volume: its table, without the head.
-fn table_bytes_per_page(node: &Node) -> Result<Figure> {
+fn table_bytes_per_page(node: &NodeDaemon) -> Result<Figure> {
     let served = MemoryDevice::Ours(DeviceCodec::Lz4).serve(node, corpus::CORPUS_BYTES)?;
     let blocks: u64 = node
         .vm()
@@ -310,7 +315,7 @@ fn table_bytes_per_page(node: &Node) -> Result<Figure> {
 }
 
 /// Measures the percentage of memory outside used slots after random overwrites with the mixed corpus.
-fn overhead(node: &Node) -> Result<Figure> {
+fn overhead(node: &NodeDaemon) -> Result<Figure> {
     report::step("overwrite a volume at random");
     let bytes = MEASURED_CORPORA * corpus::CORPUS_BYTES;
     let vm = node.vm();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use holdfast_lab::pins::{KernelPin, LTS_KERNEL, OLD_KERNEL};
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::setup::BuildProfile;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 
-use super::daemon::{Bench, STATE_DIR};
-use super::fio::{self, Job};
+use super::daemon::{DaemonBench, STATE_DIR};
+use super::fio::{self, FioJob};
 use super::{Figure, LOG_LINES, median};
 use kills::{KillFigures, Successor};
 use target::RunningTarget;
@@ -28,9 +28,9 @@ const ROUNDS: u32 = 3;
 const OLDER: [KernelPin; 2] = [LTS_KERNEL, OLD_KERNEL];
 
 /// Returns the jobs with the names of their figures.
-fn rows() -> [(&'static str, Job<'static>); 4] {
-    let random = |pattern| Job::of(&[], pattern, 12_000);
-    let large = |pattern| Job { block_bytes: 1 << 20, depth: Some(32), ..Job::of(&[], pattern, 500) };
+fn rows() -> [(&'static str, FioJob<'static>); 4] {
+    let random = |pattern| FioJob::of(&[], pattern, 12_000);
+    let large = |pattern| FioJob { block_bytes: 1 << 20, depth: Some(32), ..FioJob::of(&[], pattern, 500) };
     [
         ("randread4k", random("randread")),
         ("randwrite4k", random("randwrite")),
@@ -39,12 +39,15 @@ fn rows() -> [(&'static str, Job<'static>); 4] {
     ]
 }
 
-fn options(modules: &[&str]) -> Options {
-    Options { modules: modules.iter().map(|&module| module.to_owned()).collect(), ..Options::benchmark() }
+fn options(modules: &[&str]) -> MachineOptions {
+    MachineOptions {
+        modules: modules.iter().map(|&module| module.to_owned()).collect(),
+        ..MachineOptions::benchmark()
+    }
 }
 
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
-    let bench = Bench::start_on(world, options(&["ublk_drv", "fuse", "loop", "nvme-tcp"]), HELD_BACK)?;
+    let bench = DaemonBench::start_on(world, options(&["ublk_drv", "fuse", "loop", "nvme-tcp"]), HELD_BACK)?;
     let vm = Arc::clone(&bench.vm);
     let target = RunningTarget::start(&vm, STATE_DIR)?;
     let mut kills = KillFigures::default();
@@ -54,8 +57,12 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let mut figures = requests(bench, &target)?;
     for kernel in OLDER {
         report::step(format_args!("kill the target on {}", kernel.series()));
-        let world =
-            World::new(world.toolbox(), &format!("nvme-tcp-{}", kernel.series()), kernel, Profile::Release)?;
+        let world = World::new(
+            world.toolbox(),
+            &format!("nvme-tcp-{}", kernel.series()),
+            kernel,
+            BuildProfile::Release,
+        )?;
         let killed = kill_on(&world, &mut kills);
         if killed.is_err() {
             eprintln!("{}", world.logs(LOG_LINES));
@@ -81,7 +88,7 @@ fn kill_on(world: &World, kills: &mut KillFigures) -> Result<()> {
 
 /// Compares requests to the target's device to those to a volume by FUSE and a loop device, alternately in
 /// each round. The files of both are on the same file system.
-fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>> {
+fn requests(mut bench: DaemonBench, target: &RunningTarget<'_>) -> Result<Vec<Figure>> {
     bench.change_transport("fuse", HELD_BACK)?;
     bench.create(VOLUME, "256Mi")?;
     let devices = [target.raw()?, bench.attach(VOLUME, &[])?];
@@ -97,7 +104,7 @@ fn requests(mut bench: Bench, target: &RunningTarget<'_>) -> Result<Vec<Figure>>
         let mut speeds = [Vec::new(), Vec::new()];
         for _ in 0..ROUNDS {
             for (device, speeds) in devices.iter().zip(&mut speeds) {
-                speeds.push(fio::run(&bench.vm, &Job { targets: &[device], ..job.clone() })?.iops);
+                speeds.push(fio::run(&bench.vm, &FioJob { targets: &[device], ..job.clone() })?.iops);
             }
         }
         let [tcp, fuse] = speeds.map(median);

@@ -4,8 +4,8 @@
 //! instructions.
 
 use anyhow::{Context, Result};
-use holdfast_lab::setup::Profile;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::setup::BuildProfile;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 use serde::Deserialize;
 
@@ -30,8 +30,8 @@ struct Turns {
 
 /// Runs these tests of `rounds` and returns their output, in which an instruction is a nanosecond.
 pub(super) fn output_of(world: &World, tests: &str) -> Result<String> {
-    world.share(&world.toolbox().test_program("rounds", Profile::Release)?, "bin/rounds")?;
-    let vm = world.vm_with("bench", Options::benchmark)?;
+    world.share(&world.toolbox().test_program("rounds", BuildProfile::Release)?, "bin/rounds")?;
+    let vm = world.vm_with("bench", MachineOptions::benchmark)?;
     let output = vm.exec(&format!("rounds {tests} --nocapture --test-threads=1"))?;
     vm.power_off()?;
     Ok(output)

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
 
-use super::fio::{self, Job};
+use super::fio::{self, FioJob};
 use super::kublk::{self, Kublk, Mode};
 use super::{Figure, median};
 
@@ -30,7 +30,7 @@ const JOBS: &[(&str, &str, u32, u32)] = &[
 pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     kublk::share(world)?;
     world.share(&world.programs()?.join("examples/loopback"), "bin/loopback")?;
-    let vm = world.vm_with("bench", Options::benchmark)?;
+    let vm = world.vm_with("bench", MachineOptions::benchmark)?;
     vm.exec(&format!(
         "modprobe brd rd_nr=1 rd_size=1048576; mkfs.ext4 -q -F /dev/ram0; mkdir {DIR}; mount /dev/ram0 {DIR}; \
          dd if=/dev/zero of={DIR}/0.img bs=1M count=256 status=none; cp {DIR}/0.img {DIR}/theirs; sync"
@@ -78,7 +78,7 @@ fn measure_ours(vm: &Vm, transport: &str, round: u32, results: &mut [Vec<f64>]) 
 fn measure(vm: &Vm, device: &str, results: &mut [Vec<f64>]) -> Result<()> {
     for ((_, pattern, block_bytes, requests), result) in JOBS.iter().zip(results) {
         let done =
-            fio::run(vm, &Job { block_bytes: *block_bytes, ..Job::of(&[device], pattern, *requests) })?;
+            fio::run(vm, &FioJob { block_bytes: *block_bytes, ..FioJob::of(&[device], pattern, *requests) })?;
         result.push(done.iops);
     }
     Ok(())

@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, METRICS_PORT, Node};
+use holdfast_lab::node::{ControlInterface, METRICS_PORT, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -70,12 +70,12 @@ pub(super) fn run(world: &World) -> Result<Vec<Figure>> {
     let each = each()?;
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
+    let control = ControlInterface::standalone(&s3, BUCKET);
     let vm = world.vm("a")?;
     let (mut figures, mut courses) = (Vec::new(), Vec::new());
     for (transport, prefix) in [("zero-copy", ""), ("user-copy", "usercopy_")] {
         report::step(format_args!("{transport}: {DEVICES} volumes for {} s", each.as_secs()));
-        let node = Node::start(Arc::clone(&vm), &control, transport, DATA)?;
+        let node = NodeDaemon::start(Arc::clone(&vm), &control, transport, DATA)?;
         let soaked = soak(&node, prefix, each)?;
         node.terminate()?;
         for ((name, unit), course) in QUANTITIES.into_iter().zip(soaked) {
@@ -100,7 +100,7 @@ fn each() -> Result<Duration> {
 }
 
 /// Attaches the volumes, runs the load, and returns the course of each quantity.
-fn soak(node: &Node, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES.len()]> {
+fn soak(node: &NodeDaemon, prefix: &str, each: Duration) -> Result<[Course; QUANTITIES.len()]> {
     let vm = node.vm();
     let volumes: Vec<String> =
         (0..DEVICES).map(|number| format!("{prefix}soak-{number}").replace('_', "-")).collect();
@@ -155,7 +155,7 @@ fn load(vm: &Vm, devices: &[String], each: Duration) -> Result<()> {
 }
 
 /// Ends the daemon by a kill, by SIGTERM or by a successor, in rotation.
-fn end(node: &Node, number: u32) -> Result<()> {
+fn end(node: &NodeDaemon, number: u32) -> Result<()> {
     match number % 3 {
         0 => node.kill().and_then(|()| node.restart()),
         1 => node.terminate().and_then(|()| node.restart()),
@@ -164,7 +164,7 @@ fn end(node: &Node, number: u32) -> Result<()> {
 }
 
 /// Takes a sample while the load pauses and nothing is uploaded.
-fn sample_idle(node: &Node) -> Result<[f64; QUANTITIES.len()]> {
+fn sample_idle(node: &NodeDaemon) -> Result<[f64; QUANTITIES.len()]> {
     let vm = node.vm();
     vm.signal(FIO, SIGSTOP)?;
     let idle = || {

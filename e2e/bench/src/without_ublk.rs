@@ -4,13 +4,13 @@
 use anyhow::{Context, Result};
 use holdfast_lab::pins::{KERNEL, LTS_KERNEL};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 use holdfast_scenarios::kill_rounds::{self, KillsOutcome};
 use holdfast_scenarios::{lane, without_ublk};
 
-use super::daemon::Bench;
-use super::fio::{self, Job};
+use super::daemon::DaemonBench;
+use super::fio::{self, FioJob};
 use super::{Bar, Figure, median, play, play_on};
 
 /// Delayed uploads: no volume is sealed while it is measured.
@@ -47,14 +47,14 @@ const TRANSPORTS: [MeasuredTransport; 3] = [
 /// A row of the comparison.
 struct TransportRow {
     name: &'static str,
-    job: Job<'static>,
+    job: FioJob<'static>,
     /// Minimum ratio to user copy, if it has a bar.
     least: Option<f64>,
 }
 
 fn rows() -> [TransportRow; 4] {
-    let random = |pattern| Job::of(&[], pattern, 12_000);
-    let large = |pattern| Job { block_bytes: 1 << 20, depth: Some(32), ..Job::of(&[], pattern, 500) };
+    let random = |pattern| FioJob::of(&[], pattern, 12_000);
+    let large = |pattern| FioJob { block_bytes: 1 << 20, depth: Some(32), ..FioJob::of(&[], pattern, 500) };
     [
         TransportRow { name: "randread4k", job: random("randread"), least: Some(0.45) },
         TransportRow { name: "randwrite4k", job: random("randwrite"), least: Some(0.45) },
@@ -85,8 +85,8 @@ pub(super) fn run_scenarios(world: &World) -> Result<Vec<Figure>> {
 /// Measures a filled volume per transport, all served by one daemon, alternately in each round.
 pub(super) fn run_requests(world: &World) -> Result<Vec<Figure>> {
     let modules = ["ublk_drv", "fuse", "loop"].map(str::to_owned).into();
-    let options = Options { modules, ..Options::benchmark() };
-    let mut bench = Bench::start_on(world, options, HELD_BACK)?;
+    let options = MachineOptions { modules, ..MachineOptions::benchmark() };
+    let mut bench = DaemonBench::start_on(world, options, HELD_BACK)?;
     let mut devices = Vec::new();
     for MeasuredTransport { transport, volume } in TRANSPORTS {
         bench.change_transport(transport, HELD_BACK)?;
@@ -107,7 +107,7 @@ pub(super) fn run_requests(world: &World) -> Result<Vec<Figure>> {
     for _ in 0..ROUNDS {
         for (row, speeds) in rows.iter().zip(&mut speeds) {
             for (device, speeds) in devices.iter().zip(speeds) {
-                let measured = fio::run(&bench.vm, &Job { targets: &[device], ..row.job.clone() })?;
+                let measured = fio::run(&bench.vm, &FioJob { targets: &[device], ..row.job.clone() })?;
                 speeds.push(measured.iops);
             }
         }

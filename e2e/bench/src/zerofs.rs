@@ -9,8 +9,8 @@ use holdfast_lab::s3::{ACCESS_KEY, REGION, SECRET_KEY};
 use holdfast_lab::vm::bash;
 use holdfast_lab::world::World;
 
-use super::daemon::{Bench, DEVICE_LIMIT, STATE_DIR};
-use super::fio::{self, Job};
+use super::daemon::{DEVICE_LIMIT, DaemonBench, STATE_DIR};
+use super::fio::{self, FioJob};
 use super::references::equalize_queue;
 
 /// Its bucket.
@@ -29,7 +29,7 @@ const END_LIMIT: Duration = Duration::from_secs(300);
 
 /// A running ZeroFS with one device, filled and read once.
 pub(super) struct ZeroFs<'a> {
-    bench: &'a Bench,
+    bench: &'a DaemonBench,
 }
 
 /// Installs ZeroFS in test machines that boot later.
@@ -45,7 +45,7 @@ impl<'a> ZeroFs<'a> {
     ///
     /// # Errors
     /// If the device does not appear, or an I/O error occurs.
-    pub(super) fn start(bench: &'a Bench) -> Result<Self> {
+    pub(super) fn start(bench: &'a DaemonBench) -> Result<Self> {
         bench.s3.create_bucket(BUCKET)?;
         let vm = &bench.vm;
         vm.put_file(CONFIG, 0o600, config(&bench.s3.endpoint_in_vm()).as_bytes())?;
@@ -63,7 +63,7 @@ impl<'a> ZeroFs<'a> {
         ))
         .with_context(|| format!("log of ZeroFS:\n{}", vm.log(PROCESS).unwrap_or_default()))?;
         equalize_queue(vm, DEVICE)?;
-        let filled = Job { block_bytes: 1 << 20, ..Job::of(&[DEVICE], "write", MIB) };
+        let filled = FioJob { block_bytes: 1 << 20, ..FioJob::of(&[DEVICE], "write", MIB) };
         fio::run(vm, &filled)?;
         vm.exec(&format!("sync {DEVICE}; dd if={DEVICE} of=/dev/null bs=1M iflag=direct status=none"))?;
         Ok(Self { bench })
@@ -73,8 +73,8 @@ impl<'a> ZeroFs<'a> {
     ///
     /// # Errors
     /// If fio fails.
-    pub(super) fn measure(&self, job: &Job<'_>) -> Result<f64> {
-        Ok(fio::run(&self.bench.vm, &Job { targets: &[DEVICE], requests: REQUESTS, ..job.clone() })?.iops)
+    pub(super) fn measure(&self, job: &FioJob<'_>) -> Result<f64> {
+        Ok(fio::run(&self.bench.vm, &FioJob { targets: &[DEVICE], requests: REQUESTS, ..job.clone() })?.iops)
     }
 
     /// Ends it.

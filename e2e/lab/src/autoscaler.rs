@@ -18,7 +18,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::pins::CLUSTER_AUTOSCALER;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::vm::machine::free_port;
 use crate::wait::until;
 use crate::world::World;
@@ -48,7 +48,7 @@ pub struct NodeGroup<'a> {
 /// A running autoscaler.
 #[derive(Debug)]
 pub struct Autoscaler {
-    process: Process,
+    process: LoggedProcess,
 }
 
 impl Autoscaler {
@@ -88,7 +88,7 @@ impl Autoscaler {
             .arg("--record-duplicated-events")
             .args(flags);
         let log = world.dir().join(format!("autoscaler-{port}.log"));
-        let mut process = Process::spawn("cluster-autoscaler", &command, &log)?;
+        let mut process = LoggedProcess::spawn("cluster-autoscaler", &command, &log)?;
         until("the autoscaler to listen", START_LIMIT, || {
             process.check_running()?;
             Ok(TcpStream::connect(("127.0.0.1", port)).ok())

@@ -19,12 +19,12 @@ use crate::control_plane::ControlPlane;
 use crate::images::{self, Image};
 use crate::operator::NAMESPACE;
 use crate::pins::{SIDECARS, SNAPSHOTTER};
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::report;
 use crate::setup::go::SNAPSHOT_PROGRAMS;
-use crate::setup::{Profile, Toolbox};
+use crate::setup::{BuildProfile, Toolbox};
 use crate::vm::Vm;
-use crate::vm::machine::{Options, POD_PORT, free_port};
+use crate::vm::machine::{MachineOptions, POD_PORT, free_port};
 use crate::world::World;
 pub use controllers::Controllers;
 
@@ -48,7 +48,7 @@ pub struct Cluster<'a> {
     control_plane: Arc<ControlPlane>,
     nodes: Vec<Machine>,
     /// The snapshot controller, if requested.
-    snapshots: Option<Process>,
+    snapshots: Option<LoggedProcess>,
     // Dropped before the world's API server.
     _controllers: Controllers,
 }
@@ -98,7 +98,7 @@ impl<'a> Cluster<'a> {
             Self { world, control_plane, nodes: Vec::new(), snapshots, _controllers: controllers };
         for name in &NODES[..if extras.second_node { 2 } else { 1 }] {
             let (kubelet, pod) = (free_port()?, free_port()?);
-            let vm = world.vm_with(name, || Options::cluster_node(kubelet, pod))?;
+            let vm = world.vm_with(name, || MachineOptions::cluster_node(kubelet, pod))?;
             report::step("start containerd and kubelet, import the images");
             node::start(&vm, &cluster.control_plane, kubelet, true)?;
             node::admit(world, name)?;
@@ -172,7 +172,7 @@ impl<'a> Cluster<'a> {
     ///
     /// # Errors
     /// If they do not become ready; the error lists pods and events.
-    pub fn install(&self, store: &Store) -> Result<()> {
+    pub fn install(&self, store: &ClusterStore) -> Result<()> {
         report::step("helm install the chart, wait until all pods are ready");
         let values = self.world.dir().join("values.json");
         fs::write(&values, store.values(self.snapshots.is_some()).to_string())
@@ -275,7 +275,7 @@ impl<'a> Cluster<'a> {
 
 /// A bucket of the S3 server, and the StorageClass of the same name.
 #[derive(Debug)]
-pub struct Store<'a> {
+pub struct ClusterStore<'a> {
     /// Name of ObjectStore, Secret and StorageClass.
     pub name: &'a str,
     /// The bucket, which must exist.
@@ -284,7 +284,7 @@ pub struct Store<'a> {
     pub endpoint: &'a str,
 }
 
-impl Store<'_> {
+impl ClusterStore<'_> {
     /// Returns the chart's values. `snapshots` adds a VolumeSnapshotClass and a VolumeGroupSnapshotClass of
     /// the same name.
     fn values(&self, snapshots: bool) -> Value {
@@ -339,7 +339,7 @@ fn share_images(world: &World, extras: &Extras) -> Result<()> {
     let directory = world.dir().join("images");
     let toolbox = world.toolbox();
     let mut archives = Vec::new();
-    for built in images::build(toolbox, Profile::Dev, &directory)? {
+    for built in images::build(toolbox, BuildProfile::Dev, &directory)? {
         archives.push(built.path);
     }
     let mut sidecars = SIDECARS.to_vec();
@@ -364,7 +364,7 @@ fn share_images(world: &World, extras: &Extras) -> Result<()> {
 
 /// Installs the CRDs of `snapshot.storage.k8s.io` and `groupsnapshot.storage.k8s.io`, and starts their
 /// controller on the host.
-fn start_snapshots(world: &World) -> Result<Process> {
+fn start_snapshots(world: &World) -> Result<LoggedProcess> {
     report::step("install the kinds of snapshots, start their controller");
     install_snapshot_kinds(world)?;
     controllers::start_snapshots(world.toolbox(), &*world.control_plane()?)

@@ -15,7 +15,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::command::output;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::setup::Toolbox;
 use crate::vm;
 use crate::vm::machine::free_port;
@@ -47,8 +47,8 @@ pub struct ControlPlane {
     kubectl: PathBuf,
     apiserver_command: Command,
     // Dropped in this order: the API server first, then its database.
-    apiserver: Mutex<Option<Process>>,
-    etcd: Mutex<Process>,
+    apiserver: Mutex<Option<LoggedProcess>>,
+    etcd: Mutex<LoggedProcess>,
 }
 
 impl ControlPlane {
@@ -74,7 +74,7 @@ impl ControlPlane {
             .args(["--initial-cluster", &format!("default={peer}")]);
         let audit = Audit::prepare(dir)?;
         let egress = Egress::start(dir)?;
-        let etcd = Process::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
+        let etcd = LoggedProcess::spawn("etcd", &etcd, &dir.join("etcd.log"))?;
         let mut apiserver = Command::new(toolbox.kubernetes("kube-apiserver")?);
         apiserver
             .arg(format!("--etcd-servers={client}"))
@@ -131,7 +131,7 @@ impl ControlPlane {
         let mut running = lock(&self.apiserver);
         ensure!(running.is_none(), "the API server runs already");
         let log = self.dir.join("kube-apiserver.log");
-        let mut apiserver = Process::spawn("kube-apiserver", &self.apiserver_command, &log)?;
+        let mut apiserver = LoggedProcess::spawn("kube-apiserver", &self.apiserver_command, &log)?;
         until("the Kubernetes API to be ready", READY_LIMIT, || {
             lock(&self.etcd).check_running()?;
             apiserver.check_running()?;

@@ -2,7 +2,7 @@
 //!
 //! Owns: the process of the Controller service on the host; requests in the terms of a scenario.
 //! Does not own: the expected responses.
-//! On failure: a rejection is a value ([`Refused`]); only an unreachable driver is an error.
+//! On failure: a rejection is a value ([`GrpcError`]); only an unreachable driver is an error.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -21,8 +21,8 @@ use holdfast_proto::csi::v1::{
 };
 use prost::Message;
 
-use crate::process::Process;
-use crate::rpc::{Refused, Socket};
+use crate::process::LoggedProcess;
+use crate::rpc::{GrpcError, GrpcSocket};
 use crate::wait::until;
 
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 pub const SHORT: Duration = Duration::from_secs(3);
 
 /// The driver's response.
-pub type Answer<T> = Result<T, Refused>;
+pub type CsiResponse<T> = Result<T, GrpcError>;
 
 /// Offset and length in bytes.
 pub type Extent = (u64, u64);
@@ -45,7 +45,7 @@ pub struct MetadataResponse {
     /// The size of the snapshot in bytes, as given in each message.
     pub capacities: Vec<i64>,
     /// The error that ended them.
-    pub refused: Option<Refused>,
+    pub refused: Option<GrpcError>,
 }
 
 /// Use of a volume, as requested by a pod.
@@ -114,12 +114,12 @@ impl Use {
 
 /// A volume to create.
 #[derive(Debug, Clone)]
-pub struct NewVolume {
+pub struct RequestedVolume {
     /// The request.
     pub request: v1::CreateVolumeRequest,
 }
 
-impl NewVolume {
+impl RequestedVolume {
     /// Returns a volume of this name and size in an ObjectStore.
     pub fn new(name: &str, bytes: i64, store: &str) -> Self {
         let request = v1::CreateVolumeRequest {
@@ -212,11 +212,11 @@ pub struct ListedVolume {
 
 /// One socket of the driver.
 #[derive(Debug, Clone)]
-pub struct Csi(Socket);
+pub struct Csi(GrpcSocket);
 
 impl Csi {
     /// Creates a client of the driver at a socket.
-    pub fn new(socket: Socket) -> Self {
+    pub fn new(socket: GrpcSocket) -> Self {
         Self(socket)
     }
 
@@ -229,7 +229,7 @@ impl Csi {
         method: &str,
         request: &impl Message,
         limit: Duration,
-    ) -> Result<Answer<A>> {
+    ) -> Result<CsiResponse<A>> {
         let answer = self.0.call(&format!("/csi.v1.{method}"), &request.encode_to_vec(), limit)?;
         match answer {
             Ok(bytes) => Ok(Ok(A::decode(bytes.as_slice()).context("read the answer")?)),
@@ -246,7 +246,7 @@ impl Csi {
         method: &str,
         request: &impl Message,
         limit: Duration,
-    ) -> Result<(Vec<A>, Option<Refused>)> {
+    ) -> Result<(Vec<A>, Option<GrpcError>)> {
         let method = format!("/csi.v1.{method}");
         let (messages, refused) = self.0.call_for_stream(&method, &request.encode_to_vec(), limit)?;
         let read = |bytes: &Vec<u8>| A::decode(bytes.as_slice()).context("read a message");
@@ -308,8 +308,8 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn create(&self, new: &NewVolume, limit: Duration) -> Result<Answer<v1::Volume>> {
-        let answer: Answer<v1::CreateVolumeResponse> =
+    pub fn create(&self, new: &RequestedVolume, limit: Duration) -> Result<CsiResponse<v1::Volume>> {
+        let answer: CsiResponse<v1::CreateVolumeResponse> =
             self.call("Controller/CreateVolume", &new.request, limit)?;
         Ok(answer.map(|created| created.volume.unwrap_or_default()))
     }
@@ -318,14 +318,15 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn memory_capacity(&self, node: &str, class: &[(&str, &str)]) -> Result<Answer<i64>> {
+    pub fn memory_capacity(&self, node: &str, class: &[(&str, &str)]) -> Result<CsiResponse<i64>> {
         let of_all = [("backend", "memory"), ("csi.storage.k8s.io/fstype", "ext4")];
         let request = v1::GetCapacityRequest {
             parameters: owned(&[&of_all, class].concat()),
             accessible_topology: Some(topology_of(node)),
             ..Default::default()
         };
-        let answer: Answer<v1::GetCapacityResponse> = self.call("Controller/GetCapacity", &request, LIMIT)?;
+        let answer: CsiResponse<v1::GetCapacityResponse> =
+            self.call("Controller/GetCapacity", &request, LIMIT)?;
         Ok(answer.map(|capacity| capacity.available_capacity))
     }
 
@@ -333,9 +334,9 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn delete(&self, volume: &str, limit: Duration) -> Result<Answer<()>> {
+    pub fn delete(&self, volume: &str, limit: Duration) -> Result<CsiResponse<()>> {
         let request = v1::DeleteVolumeRequest { volume_id: volume.to_owned(), ..Default::default() };
-        let answer: Answer<v1::DeleteVolumeResponse> =
+        let answer: CsiResponse<v1::DeleteVolumeResponse> =
             self.call("Controller/DeleteVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
@@ -349,7 +350,7 @@ impl Csi {
         volume: &str,
         node: &str,
         limit: Duration,
-    ) -> Result<Answer<HashMap<String, String>>> {
+    ) -> Result<CsiResponse<HashMap<String, String>>> {
         self.publish_as(volume, node, &Use::mounted("ext4"), limit)
     }
 
@@ -363,14 +364,14 @@ impl Csi {
         node: &str,
         usage: &Use,
         limit: Duration,
-    ) -> Result<Answer<HashMap<String, String>>> {
+    ) -> Result<CsiResponse<HashMap<String, String>>> {
         let request = v1::ControllerPublishVolumeRequest {
             volume_id: volume.to_owned(),
             node_id: node.to_owned(),
             volume_capability: Some(usage.capability()),
             ..Default::default()
         };
-        let answer: Answer<v1::ControllerPublishVolumeResponse> =
+        let answer: CsiResponse<v1::ControllerPublishVolumeResponse> =
             self.call("Controller/ControllerPublishVolume", &request, limit)?;
         Ok(answer.map(|published| published.publish_context))
     }
@@ -379,13 +380,13 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn unpublish(&self, volume: &str, node: &str, limit: Duration) -> Result<Answer<()>> {
+    pub fn unpublish(&self, volume: &str, node: &str, limit: Duration) -> Result<CsiResponse<()>> {
         let request = v1::ControllerUnpublishVolumeRequest {
             volume_id: volume.to_owned(),
             node_id: node.to_owned(),
             ..Default::default()
         };
-        let answer: Answer<v1::ControllerUnpublishVolumeResponse> =
+        let answer: CsiResponse<v1::ControllerUnpublishVolumeResponse> =
             self.call("Controller/ControllerUnpublishVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
@@ -394,13 +395,13 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn expand(&self, volume: &str, bytes: i64) -> Result<Answer<i64>> {
+    pub fn expand(&self, volume: &str, bytes: i64) -> Result<CsiResponse<i64>> {
         let request = v1::ControllerExpandVolumeRequest {
             volume_id: volume.to_owned(),
             capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
             ..Default::default()
         };
-        let answer: Answer<v1::ControllerExpandVolumeResponse> =
+        let answer: CsiResponse<v1::ControllerExpandVolumeResponse> =
             self.call("Controller/ControllerExpandVolume", &request, LIMIT)?;
         Ok(answer.map(|expanded| expanded.capacity_bytes))
     }
@@ -409,13 +410,18 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn modify(&self, volume: &str, parameters: &[(&str, &str)], limit: Duration) -> Result<Answer<()>> {
+    pub fn modify(
+        &self,
+        volume: &str,
+        parameters: &[(&str, &str)],
+        limit: Duration,
+    ) -> Result<CsiResponse<()>> {
         let request = v1::ControllerModifyVolumeRequest {
             volume_id: volume.to_owned(),
             mutable_parameters: owned(parameters),
             ..Default::default()
         };
-        let answer: Answer<v1::ControllerModifyVolumeResponse> =
+        let answer: CsiResponse<v1::ControllerModifyVolumeResponse> =
             self.call("Controller/ControllerModifyVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
@@ -424,13 +430,13 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn snapshot(&self, name: &str, volume: &str, limit: Duration) -> Result<Answer<v1::Snapshot>> {
+    pub fn snapshot(&self, name: &str, volume: &str, limit: Duration) -> Result<CsiResponse<v1::Snapshot>> {
         let request = v1::CreateSnapshotRequest {
             name: name.to_owned(),
             source_volume_id: volume.to_owned(),
             ..Default::default()
         };
-        let answer: Answer<v1::CreateSnapshotResponse> =
+        let answer: CsiResponse<v1::CreateSnapshotResponse> =
             self.call("Controller/CreateSnapshot", &request, limit)?;
         Ok(answer.map(|created| created.snapshot.unwrap_or_default()))
     }
@@ -439,9 +445,9 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn delete_snapshot(&self, id: &str) -> Result<Answer<()>> {
+    pub fn delete_snapshot(&self, id: &str) -> Result<CsiResponse<()>> {
         let request = v1::DeleteSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
-        let answer: Answer<v1::DeleteSnapshotResponse> =
+        let answer: CsiResponse<v1::DeleteSnapshotResponse> =
             self.call("Controller/DeleteSnapshot", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
@@ -450,9 +456,9 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn snapshots(&self, volume: &str) -> Result<Answer<Vec<String>>> {
+    pub fn snapshots(&self, volume: &str) -> Result<CsiResponse<Vec<String>>> {
         let request = v1::ListSnapshotsRequest { source_volume_id: volume.to_owned(), ..Default::default() };
-        let answer: Answer<v1::ListSnapshotsResponse> =
+        let answer: CsiResponse<v1::ListSnapshotsResponse> =
             self.call("Controller/ListSnapshots", &request, LIMIT)?;
         let id = |entry: v1::list_snapshots_response::Entry| entry.snapshot.unwrap_or_default().snapshot_id;
         Ok(answer.map(|list| list.entries.into_iter().map(id).collect()))
@@ -462,9 +468,9 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn all_snapshots(&self) -> Result<Answer<Vec<v1::Snapshot>>> {
+    pub fn all_snapshots(&self) -> Result<CsiResponse<Vec<v1::Snapshot>>> {
         let request = v1::ListSnapshotsRequest::default();
-        let answer: Answer<v1::ListSnapshotsResponse> =
+        let answer: CsiResponse<v1::ListSnapshotsResponse> =
             self.call("Controller/ListSnapshots", &request, LIMIT)?;
         Ok(answer.map(|list| list.entries.into_iter().filter_map(|entry| entry.snapshot).collect()))
     }
@@ -473,9 +479,10 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn get_snapshot(&self, id: &str) -> Result<Answer<v1::Snapshot>> {
+    pub fn get_snapshot(&self, id: &str) -> Result<CsiResponse<v1::Snapshot>> {
         let request = v1::GetSnapshotRequest { snapshot_id: id.to_owned(), ..Default::default() };
-        let answer: Answer<v1::GetSnapshotResponse> = self.call("Controller/GetSnapshot", &request, LIMIT)?;
+        let answer: CsiResponse<v1::GetSnapshotResponse> =
+            self.call("Controller/GetSnapshot", &request, LIMIT)?;
         Ok(answer.map(|found| found.snapshot.unwrap_or_default()))
     }
 
@@ -489,14 +496,14 @@ impl Csi {
         volumes: &[&str],
         parameters: &[(&str, &str)],
         limit: Duration,
-    ) -> Result<Answer<GroupSnapshot>> {
+    ) -> Result<CsiResponse<GroupSnapshot>> {
         let request = v1::CreateVolumeGroupSnapshotRequest {
             name: name.to_owned(),
             source_volume_ids: names(volumes),
             parameters: owned(parameters),
             ..Default::default()
         };
-        let answer: Answer<v1::CreateVolumeGroupSnapshotResponse> =
+        let answer: CsiResponse<v1::CreateVolumeGroupSnapshotResponse> =
             self.call("GroupController/CreateVolumeGroupSnapshot", &request, limit)?;
         Ok(answer.map(|created| created.group_snapshot.unwrap_or_default()))
     }
@@ -505,13 +512,13 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn get_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<Answer<GroupSnapshot>> {
+    pub fn get_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<CsiResponse<GroupSnapshot>> {
         let request = v1::GetVolumeGroupSnapshotRequest {
             group_snapshot_id: id.to_owned(),
             snapshot_ids: names(snapshots),
             ..Default::default()
         };
-        let answer: Answer<v1::GetVolumeGroupSnapshotResponse> =
+        let answer: CsiResponse<v1::GetVolumeGroupSnapshotResponse> =
             self.call("GroupController/GetVolumeGroupSnapshot", &request, LIMIT)?;
         Ok(answer.map(|found| found.group_snapshot.unwrap_or_default()))
     }
@@ -520,13 +527,13 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn delete_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<Answer<()>> {
+    pub fn delete_group_snapshot(&self, id: &str, snapshots: &[&str]) -> Result<CsiResponse<()>> {
         let request = v1::DeleteVolumeGroupSnapshotRequest {
             group_snapshot_id: id.to_owned(),
             snapshot_ids: names(snapshots),
             ..Default::default()
         };
-        let answer: Answer<v1::DeleteVolumeGroupSnapshotResponse> =
+        let answer: CsiResponse<v1::DeleteVolumeGroupSnapshotResponse> =
             self.call("GroupController/DeleteVolumeGroupSnapshot", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
@@ -535,9 +542,10 @@ impl Csi {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn list(&self) -> Result<Answer<Vec<ListedVolume>>> {
+    pub fn list(&self) -> Result<CsiResponse<Vec<ListedVolume>>> {
         let request = v1::ListVolumesRequest::default();
-        let answer: Answer<v1::ListVolumesResponse> = self.call("Controller/ListVolumes", &request, LIMIT)?;
+        let answer: CsiResponse<v1::ListVolumesResponse> =
+            self.call("Controller/ListVolumes", &request, LIMIT)?;
         let listed = |entry: v1::list_volumes_response::Entry| {
             let nodes = entry.status.unwrap_or_default().published_node_ids;
             ListedVolume { volume: entry.volume.unwrap_or_default().volume_id, nodes }
@@ -549,7 +557,7 @@ impl Csi {
 /// A cluster-wide service of the driver as a process of the host.
 #[derive(Debug)]
 pub struct CsiService {
-    command: Mutex<Option<Process>>,
+    command: Mutex<Option<LoggedProcess>>,
     /// Its subcommand, also used as its name.
     service: &'static str,
     program: PathBuf,
@@ -582,7 +590,7 @@ impl CsiService {
 
     /// Returns a client of its socket.
     pub fn csi(&self) -> Csi {
-        Csi::new(Socket::Host(self.socket()))
+        Csi::new(GrpcSocket::Host(self.socket()))
     }
 
     /// Kills it, like the loss of its node.
@@ -607,7 +615,7 @@ impl CsiService {
             .args([self.service, &endpoint, "--metrics-address=127.0.0.1:0"]);
         let name = format!("csi-{}", self.service);
         let log = self.dir.join(format!("{}.log", self.service));
-        let mut process = Process::spawn(&name, &command, &log)?;
+        let mut process = LoggedProcess::spawn(&name, &command, &log)?;
         until("the CSI driver to answer", START_LIMIT, || {
             process.check_running()?;
             Ok(std::os::unix::net::UnixStream::connect(self.socket()).ok())
@@ -621,7 +629,7 @@ impl CsiService {
         self.dir.join(format!("{}.sock", self.service))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Process>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<LoggedProcess>> {
         self.command.lock().expect("nothing panics while it holds this lock")
     }
 }
@@ -630,7 +638,7 @@ impl CsiService {
 ///
 /// # Errors
 /// If the driver rejected the request.
-pub fn expect_granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
+pub fn expect_granted<T>(what: &str, answer: CsiResponse<T>) -> Result<T> {
     answer.map_err(|refused| anyhow::anyhow!("{what}: {}: {}", refused.code, refused.message))
 }
 
@@ -638,7 +646,7 @@ pub fn expect_granted<T>(what: &str, answer: Answer<T>) -> Result<T> {
 ///
 /// # Errors
 /// If the driver granted it, or rejected it for another reason.
-pub fn expect_refused<T>(what: &str, answer: Answer<T>, code: &str, words: &str) -> Result<()> {
+pub fn expect_refused<T>(what: &str, answer: CsiResponse<T>, code: &str, words: &str) -> Result<()> {
     match answer {
         Ok(_) => bail!("{what}: was granted"),
         Err(refused) => {

@@ -14,11 +14,11 @@ use holdfast_proto::pluginregistration::v1::{
 };
 use prost::Message;
 
-use crate::csi::{Answer, Csi, LIMIT, Use};
+use crate::csi::{Csi, CsiResponse, LIMIT, Use};
 use crate::node::SIGKILL;
-use crate::rpc::Socket;
+use crate::rpc::GrpcSocket;
 use crate::vm::Vm;
-use crate::wire::Program;
+use crate::wire::GuestProgram;
 
 /// Name of the process among the machine's programs.
 pub const PROGRAM: &str = "csi-node";
@@ -38,7 +38,7 @@ pub struct CsiNode {
 
 /// A published volume on its node, as known to the kubelet.
 #[derive(Debug, Clone)]
-pub struct Claim {
+pub struct PublishedVolume {
     /// The volume's id.
     pub volume: String,
     /// Answer of `ControllerPublishVolume`.
@@ -47,7 +47,7 @@ pub struct Claim {
     pub usage: Use,
 }
 
-impl Claim {
+impl PublishedVolume {
     /// Returns the path where the kubelet has the volume staged.
     pub fn staging(&self) -> String {
         format!("/var/lib/kubelet/plugins/kubernetes.io/csi/{}/globalmount", self.volume)
@@ -65,7 +65,7 @@ impl CsiNode {
     /// # Errors
     /// If it does not start.
     pub fn start(vm: Arc<Vm>) -> Result<Self> {
-        let csi = Csi::new(Socket::Machine(Arc::clone(&vm), SOCKET.to_owned()));
+        let csi = Csi::new(GrpcSocket::Machine(Arc::clone(&vm), SOCKET.to_owned()));
         let node = Self { vm, csi };
         node.vm
             .exec("mkdir -p /var/lib/kubelet/plugins/csi.holdfast.dev /var/lib/kubelet/plugins_registry")?;
@@ -99,7 +99,7 @@ impl CsiNode {
             .chain([format!("--endpoint=unix://{SOCKET}"), format!("--registration=unix://{REGISTRATION}")])
             .chain([format!("--kubelet-endpoint={SOCKET}"), format!("--daemon-socket={DAEMON}")])
             .chain(["--directory=/var/lib/kubelet/plugins/csi.holdfast.dev".to_owned()]);
-        let mut program = Program { argv: argv.collect(), ..Program::default() };
+        let mut program = GuestProgram { argv: argv.collect(), ..GuestProgram::default() };
         program.env.insert("RUST_LOG".to_owned(), "info".to_owned());
         let lines = self.vm.log(PROGRAM).unwrap_or_default().lines().count();
         self.vm.spawn(PROGRAM, &program)?;
@@ -125,7 +125,7 @@ impl CsiNode {
     /// # Errors
     /// If the driver is unreachable.
     pub fn register(&self) -> Result<PluginInfo> {
-        let socket = Socket::Machine(Arc::clone(&self.vm), REGISTRATION.to_owned());
+        let socket = GrpcSocket::Machine(Arc::clone(&self.vm), REGISTRATION.to_owned());
         let ask = |method: &str, message: &[u8]| -> Result<Vec<u8>> {
             let path = format!("/pluginregistration.Registration/{method}");
             socket.call(&path, message, LIMIT)?.map_err(|refused| anyhow::anyhow!("{}", refused.message))
@@ -141,7 +141,7 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn info(&self) -> Result<Answer<v1::NodeGetInfoResponse>> {
+    pub fn info(&self) -> Result<CsiResponse<v1::NodeGetInfoResponse>> {
         self.csi.call("Node/NodeGetInfo", &v1::NodeGetInfoRequest {}, LIMIT)
     }
 
@@ -149,7 +149,7 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn stage(&self, claim: &Claim, limit: Duration) -> Result<Answer<()>> {
+    pub fn stage(&self, claim: &PublishedVolume, limit: Duration) -> Result<CsiResponse<()>> {
         let request = v1::NodeStageVolumeRequest {
             volume_id: claim.volume.clone(),
             publish_context: claim.context.clone(),
@@ -157,7 +157,7 @@ impl CsiNode {
             volume_capability: Some(claim.usage.capability()),
             ..Default::default()
         };
-        let answer: Answer<v1::NodeStageVolumeResponse> =
+        let answer: CsiResponse<v1::NodeStageVolumeResponse> =
             self.csi.call("Node/NodeStageVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
@@ -166,12 +166,12 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn unstage(&self, claim: &Claim, limit: Duration) -> Result<Answer<()>> {
+    pub fn unstage(&self, claim: &PublishedVolume, limit: Duration) -> Result<CsiResponse<()>> {
         let request = v1::NodeUnstageVolumeRequest {
             volume_id: claim.volume.clone(),
             staging_target_path: claim.staging(),
         };
-        let answer: Answer<v1::NodeUnstageVolumeResponse> =
+        let answer: CsiResponse<v1::NodeUnstageVolumeResponse> =
             self.csi.call("Node/NodeUnstageVolume", &request, limit)?;
         Ok(answer.map(drop))
     }
@@ -180,7 +180,7 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn publish(&self, claim: &Claim, pod: &str, readonly: bool) -> Result<Answer<()>> {
+    pub fn publish(&self, claim: &PublishedVolume, pod: &str, readonly: bool) -> Result<CsiResponse<()>> {
         let request = v1::NodePublishVolumeRequest {
             volume_id: claim.volume.clone(),
             publish_context: claim.context.clone(),
@@ -190,7 +190,7 @@ impl CsiNode {
             readonly,
             ..Default::default()
         };
-        let answer: Answer<v1::NodePublishVolumeResponse> =
+        let answer: CsiResponse<v1::NodePublishVolumeResponse> =
             self.csi.call("Node/NodePublishVolume", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
@@ -199,12 +199,12 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn unpublish(&self, claim: &Claim, pod: &str) -> Result<Answer<()>> {
+    pub fn unpublish(&self, claim: &PublishedVolume, pod: &str) -> Result<CsiResponse<()>> {
         let request = v1::NodeUnpublishVolumeRequest {
             volume_id: claim.volume.clone(),
             target_path: claim.target(pod),
         };
-        let answer: Answer<v1::NodeUnpublishVolumeResponse> =
+        let answer: CsiResponse<v1::NodeUnpublishVolumeResponse> =
             self.csi.call("Node/NodeUnpublishVolume", &request, LIMIT)?;
         Ok(answer.map(drop))
     }
@@ -213,13 +213,13 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn total(&self, claim: &Claim, pod: &str) -> Result<Answer<i64>> {
+    pub fn total(&self, claim: &PublishedVolume, pod: &str) -> Result<CsiResponse<i64>> {
         let request = v1::NodeGetVolumeStatsRequest {
             volume_id: claim.volume.clone(),
             volume_path: claim.target(pod),
             ..Default::default()
         };
-        let answer: Answer<v1::NodeGetVolumeStatsResponse> =
+        let answer: CsiResponse<v1::NodeGetVolumeStatsResponse> =
             self.csi.call("Node/NodeGetVolumeStats", &request, LIMIT)?;
         Ok(answer.map(|stats| stats.usage.first().map_or(0, |usage| usage.total)))
     }
@@ -228,14 +228,14 @@ impl CsiNode {
     ///
     /// # Errors
     /// If the driver is unreachable.
-    pub fn expand(&self, claim: &Claim, pod: &str, bytes: i64) -> Result<Answer<i64>> {
+    pub fn expand(&self, claim: &PublishedVolume, pod: &str, bytes: i64) -> Result<CsiResponse<i64>> {
         let request = v1::NodeExpandVolumeRequest {
             volume_id: claim.volume.clone(),
             volume_path: claim.target(pod),
             capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
             ..Default::default()
         };
-        let answer: Answer<v1::NodeExpandVolumeResponse> =
+        let answer: CsiResponse<v1::NodeExpandVolumeResponse> =
             self.csi.call("Node/NodeExpandVolume", &request, LIMIT)?;
         Ok(answer.map(|expanded| expanded.capacity_bytes))
     }

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{ATTRIBUTES, tools};
 use crate::images::Image;
-use crate::process::{Process, tail};
+use crate::process::{LoggedProcess, tail};
 use crate::report;
 use crate::setup::Toolbox;
 use crate::world::World;
@@ -152,7 +152,7 @@ impl Suite {
             .arg(format!("--storage.testdriver={}", driver.display()))
             .arg(format!("--report-dir={}", dir.display()));
         report::step(format_args!("run the specs of {focus}; {} shows them", log.display()));
-        let mut process = Process::spawn("ginkgo", &ginkgo, &log)?;
+        let mut process = LoggedProcess::spawn("ginkgo", &ginkgo, &log)?;
         // Its exit status only shows that specs failed.
         process.end()?;
         let text = fs::read(&found).with_context(|| format!("ginkgo made no report:\n{}", tail(&log, 40)))?;

@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 
 use crate::architecture::Architecture;
 use crate::command::strip;
-use crate::setup::{Profile, Toolbox};
+use crate::setup::{BuildProfile, Toolbox};
 use archive::Written;
-use layer::Layer;
+use layer::ImageLayer;
 use packages::Packages;
 
 pub mod archive;
@@ -84,7 +84,7 @@ pub struct Image {
     /// Processor architecture.
     pub architecture: Architecture,
     /// Files; the least frequently changed first.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<ImageLayer>,
 }
 
 impl Image {
@@ -93,7 +93,7 @@ impl Image {
     /// # Errors
     /// If a file, or a library, is missing in the packages.
     pub fn of(recipe: &Recipe, program: &Path, packages: &Packages) -> Result<Self> {
-        let mut base = Layer::default();
+        let mut base = ImageLayer::default();
         for (path, target) in
             [("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")]
         {
@@ -163,7 +163,7 @@ pub struct Built {
 ///
 /// # Errors
 /// If a program cannot be built, a package cannot be downloaded or an archive cannot be written.
-pub fn build(toolbox: &Toolbox, profile: Profile, directory: &Path) -> Result<Vec<Built>> {
+pub fn build(toolbox: &Toolbox, profile: BuildProfile, directory: &Path) -> Result<Vec<Built>> {
     let packages = toolbox.image_packages(Architecture::of_host()?)?;
     let programs = toolbox.programs(profile)?;
     let stripped = tempfile::tempdir().context("make a directory for programs")?;
@@ -177,8 +177,8 @@ pub fn build(toolbox: &Toolbox, profile: Profile, directory: &Path) -> Result<Ve
 }
 
 /// Builds a layer with one program.
-fn program_layer(path: &str, program: &Path) -> Result<Layer> {
-    let mut layer = Layer::default();
+fn program_layer(path: &str, program: &Path) -> Result<ImageLayer> {
+    let mut layer = ImageLayer::default();
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     layer.file(path, 0o755, bytes);
     Ok(layer)

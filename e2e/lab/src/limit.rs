@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 
 /// Adds up the time of intermittent work, on one thread or on several concurrently.
 #[derive(Debug, Default)]
-pub struct WorkClock(Mutex<Work>);
+pub struct WorkClock(Mutex<WorkTime>);
 
 #[derive(Debug, Default)]
-struct Work {
+struct WorkTime {
     running: u32,
     since: Option<Instant>,
     spent: Duration,
@@ -34,7 +34,7 @@ impl WorkClock {
         work.spent + work.since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Work> {
+    fn lock(&self) -> MutexGuard<'_, WorkTime> {
         self.0.lock().expect("nothing panics while it holds this lock")
     }
 }

@@ -14,11 +14,11 @@ use crate::report;
 use crate::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
 use crate::vm::{ProgramOutput, Vm, bash};
 use crate::wait::until;
-use crate::wire::{Exit, Program};
+use crate::wire::{Exit, GuestProgram};
 
 /// Name of the daemon among the machine's programs.
 pub const PROGRAM: &str = "node";
-/// The same after an odd number of [`Node::hand_over`]s.
+/// The same after an odd number of [`NodeDaemon::hand_over`]s.
 const SUCCESSOR: &str = "node-successor";
 /// Path of its configuration: on the state disk, so that it survives a reset.
 const CONFIG: &str = "/state/node.toml";
@@ -43,7 +43,7 @@ pub const SIGTERM: i32 = 15;
 
 /// Interface that assigns the volumes to serve.
 #[derive(Debug, Clone)]
-pub enum Control {
+pub enum ControlInterface {
     /// The Volume objects of the API in this kubeconfig.
     Kubernetes {
         /// The kubeconfig's text; see [`crate::world::World::node_kubeconfig`].
@@ -78,7 +78,7 @@ impl NamedStore {
     }
 }
 
-impl Control {
+impl ControlInterface {
     /// Returns the command line, with a bucket of `s3`.
     pub fn standalone(s3: &S3Server, bucket: &str) -> Self {
         Self::Standalone { endpoint: s3.endpoint_in_vm(), bucket: bucket.to_owned() }
@@ -98,36 +98,36 @@ impl Control {
 
 /// The daemon of one machine.
 #[derive(Debug)]
-pub struct Node {
+pub struct NodeDaemon {
     vm: Arc<Vm>,
     kubernetes: bool,
     /// True if it runs in a separate PID namespace, as in a pod without `hostPID`.
     own_pids: bool,
-    /// Number of [`Node::hand_over`]s.
+    /// Number of [`NodeDaemon::hand_over`]s.
     handoffs: AtomicUsize,
 }
 
-impl Node {
+impl NodeDaemon {
     /// Configures and starts the daemon. `transport` is `auto`, `zero-copy` or `user-copy`; `data` is
     /// appended to the section `data` of the configuration.
     ///
     /// # Errors
     /// If it does not start.
-    pub fn start(vm: Arc<Vm>, control: &Control, transport: &str, data: &str) -> Result<Self> {
+    pub fn start(vm: Arc<Vm>, control: &ControlInterface, transport: &str, data: &str) -> Result<Self> {
         Self::configure(vm, control, transport, data, false)
     }
 
-    /// Configures and starts the daemon in a separate PID namespace. Only [`Node::kill`] ends it.
+    /// Configures and starts the daemon in a separate PID namespace. Only [`NodeDaemon::kill`] ends it.
     ///
     /// # Errors
     /// If it does not start.
-    pub fn start_in_pid_namespace(vm: Arc<Vm>, control: &Control) -> Result<Self> {
+    pub fn start_in_pid_namespace(vm: Arc<Vm>, control: &ControlInterface) -> Result<Self> {
         Self::configure(vm, control, "auto", "", true)
     }
 
     fn configure(
         vm: Arc<Vm>,
-        control: &Control,
+        control: &ControlInterface,
         transport: &str,
         data: &str,
         own_pids: bool,
@@ -135,11 +135,11 @@ impl Node {
         let config = config(vm.name(), control, transport, data)?;
         vm.put_file(CONFIG, 0o600, config.as_bytes())?;
         let kubernetes = match control {
-            Control::Kubernetes { kubeconfig } => {
+            ControlInterface::Kubernetes { kubeconfig } => {
                 vm.put_file(KUBECONFIG, 0o600, kubeconfig.as_bytes())?;
                 true
             }
-            Control::Standalone { .. } | Control::Stores(_) => false,
+            ControlInterface::Standalone { .. } | ControlInterface::Stores(_) => false,
         };
         let node = Self { vm, kubernetes, own_pids, handoffs: AtomicUsize::new(0) };
         node.restart()?;
@@ -162,8 +162,8 @@ impl Node {
         &self.vm
     }
 
-    /// Starts the daemon after [`Node::kill`], [`Node::terminate`] or a reset of the machine, and waits until
-    /// it is ready and serves all volumes of the node.
+    /// Starts the daemon after [`NodeDaemon::kill`], [`NodeDaemon::terminate`] or a reset of the machine, and
+    /// waits until it is ready and serves all volumes of the node.
     ///
     /// # Errors
     /// If it is already running or does not start.
@@ -172,7 +172,7 @@ impl Node {
         self.wait_ready("200 OK")
     }
 
-    /// Starts the daemon like [`Node::restart`], but waits until `/readyz` gives this response.
+    /// Starts the daemon like [`NodeDaemon::restart`], but waits until `/readyz` gives this response.
     ///
     /// # Errors
     /// If it is already running or does not start.
@@ -185,7 +185,7 @@ impl Node {
         let namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
         let daemon = ["holdfast-node", "run", "--config", CONFIG];
         let argv = namespace.iter().filter(|_| self.own_pids).chain(&daemon).map(|&word| word.to_owned());
-        let mut program = Program { argv: argv.collect(), ..Program::default() };
+        let mut program = GuestProgram { argv: argv.collect(), ..GuestProgram::default() };
         program.env.insert("RUST_LOG".to_owned(), "info".to_owned());
         program.env.insert("RUST_BACKTRACE".to_owned(), "1".to_owned());
         if self.kubernetes {
@@ -289,7 +289,7 @@ impl Node {
     fn run_cli(&self, arguments: &[&str]) -> Result<ProgramOutput> {
         let mut argv = vec!["holdfast-node".to_owned()];
         argv.extend(arguments.iter().map(|&word| word.to_owned()));
-        self.vm.run(&Program { argv, ..Program::default() }, CLI_LIMIT)
+        self.vm.run(&GuestProgram { argv, ..GuestProgram::default() }, CLI_LIMIT)
     }
 
     /// Returns a metric of a volume; `None` while the daemon does not export it.
@@ -324,8 +324,8 @@ fn failed(arguments: &[&str], ProgramOutput { exit, stdout, stderr }: &ProgramOu
     format!("holdfast-node {}: {exit:?}\n{stdout}{stderr}", arguments.join(" "))
 }
 
-fn config(name: &str, control: &Control, transport: &str, data: &str) -> Result<String> {
-    let kubernetes = matches!(control, Control::Kubernetes { .. });
+fn config(name: &str, control: &ControlInterface, transport: &str, data: &str) -> Result<String> {
+    let kubernetes = matches!(control, ControlInterface::Kubernetes { .. });
     let mut text = format!(
         "kubernetes = {kubernetes}\n\n[node]\nname = \"{name}\"\n\n[data]\ntransport = \"{transport}\"\n{data}\n\n\
          [metrics]\nlisten = \"0.0.0.0:{METRICS_PORT}\"\n"

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::vm::machine::free_port;
 use crate::wait::until;
 
@@ -34,7 +34,7 @@ pub struct Operator {
     /// Additional variables.
     environment: BTreeMap<String, String>,
     port: u16,
-    process: Mutex<Option<Process>>,
+    process: Mutex<Option<LoggedProcess>>,
 }
 
 impl Operator {
@@ -126,7 +126,7 @@ impl Operator {
             .env("POD_NAME", POD)
             .envs(&self.environment)
             .args(["--metrics-address", &self.metrics_address(), "--namespace", NAMESPACE]);
-        let mut process = Process::spawn("operator", &command, &self.dir.join("operator.log"))?;
+        let mut process = LoggedProcess::spawn("operator", &command, &self.dir.join("operator.log"))?;
         until("the operator to serve its metrics", START_LIMIT, || {
             process.check_running()?;
             Ok(std::net::TcpStream::connect(("127.0.0.1", self.port)).ok())
@@ -135,7 +135,7 @@ impl Operator {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
+    fn lock(&self) -> MutexGuard<'_, Option<LoggedProcess>> {
         self.process.lock().expect("nothing panics while it holds this lock")
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the child process and its process group.
 //! Invariants: the kernel kills the child when the harness dies for any reason (parent-death signal);
-//! dropping a [`Process`] kills its whole group and reaps it.
+//! dropping a [`LoggedProcess`] kills its whole group and reaps it.
 //! Runs on: any thread. The parent-death signal is tied to the *thread* that forked, so all children are
 //! started by one thread that lives as long as the harness.
 
@@ -25,14 +25,14 @@ type Order = (Command, mpsc::Sender<Started>);
 
 /// A running process whose output goes to a log file.
 #[derive(Debug)]
-pub struct Process {
+pub struct LoggedProcess {
     name: String,
     /// Its log, if it has a separate one.
     log: Option<PathBuf>,
     child: Child,
 }
 
-impl Process {
+impl LoggedProcess {
     /// Starts `command`, with standard output and error appended to `log`.
     ///
     /// # Errors
@@ -156,7 +156,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for LoggedProcess {
     fn drop(&mut self) {
         // Errors mean that it has already exited, which is fine.
         kill_process_group(self.group(), Signal::KILL).ok();
@@ -208,7 +208,7 @@ mod tests {
         let log = std::env::temp_dir().join(format!("holdfast-process-{}", std::process::id()));
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & echo $!; wait"]);
-        let process = Process::spawn("group", &command, &log).unwrap();
+        let process = LoggedProcess::spawn("group", &command, &log).unwrap();
         let grandchild = until("the grandchild's id", Duration::from_secs(10), || {
             Ok(tail(&log, 1).trim().parse::<i32>().ok())
         })

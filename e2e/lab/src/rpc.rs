@@ -21,14 +21,14 @@ use tonic::{Request, Status};
 
 use crate::report;
 use crate::vm::Vm;
-use crate::wire::{Exit, Program};
+use crate::wire::{Exit, GuestProgram};
 
 /// Time beyond a request's limit after which the wait for a machine's response ends.
 const GRACE: Duration = Duration::from_secs(120);
 
 /// A socket of a gRPC server.
 #[derive(Debug, Clone)]
-pub enum Socket {
+pub enum GrpcSocket {
     /// On this host.
     Host(PathBuf),
     /// In a machine.
@@ -37,7 +37,7 @@ pub enum Socket {
 
 /// The error response of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refused {
+pub struct GrpcError {
     /// Name of the status code, such as `NotFound`.
     pub code: String,
     /// The message.
@@ -45,29 +45,30 @@ pub struct Refused {
 }
 
 /// The response of a program: the message's bytes, or its error.
-type Answer = Result<Vec<u8>, Refused>;
+type GrpcResponse = Result<Vec<u8>, GrpcError>;
 /// Messages, and the error that ended them.
-type Streamed = (Vec<Vec<u8>>, Option<Refused>);
+type Streamed = (Vec<Vec<u8>>, Option<GrpcError>);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
     Granted(String),
-    Refused(Refused),
+    Refused(GrpcError),
 }
 
-impl Socket {
+impl GrpcSocket {
     /// Sends one message to a method such as `/csi.v1.Identity/Probe`.
     ///
     /// # Errors
     /// If the program was not reached at all.
-    pub fn call(&self, method: &str, message: &[u8], limit: Duration) -> Result<Answer> {
+    pub fn call(&self, method: &str, message: &[u8], limit: Duration) -> Result<GrpcResponse> {
         match self {
             Self::Host(socket) => call(socket, method, message, limit),
             Self::Machine(vm, socket) => {
                 let seconds = limit.as_millis().to_string();
                 let argv = ["holdfast-e2e", "rpc", socket, method, &seconds].map(str::to_owned).to_vec();
-                let program = Program { argv, stdin: STANDARD.encode(message), ..Program::default() };
+                let program =
+                    GuestProgram { argv, stdin: STANDARD.encode(message), ..GuestProgram::default() };
                 let done = vm.run(&program, limit + GRACE)?;
                 ensure!(done.exit == Exit::Code(0), "{method} in {}: {}", vm.name(), done.stderr);
                 match serde_json::from_str(done.stdout.trim()).context("read the answer")? {
@@ -118,7 +119,7 @@ pub fn print(socket: &Path, method: &str, limit_ms: u64) -> Result<()> {
     Ok(())
 }
 
-fn call(socket: &Path, method: &str, message: &[u8], limit: Duration) -> Result<Answer> {
+fn call(socket: &Path, method: &str, message: &[u8], limit: Duration) -> Result<GrpcResponse> {
     let exchange = async {
         let (mut client, path) = connected(socket, method).await?;
         anyhow::Ok(client.unary(request(message, limit), path, Raw).await)
@@ -140,8 +141,8 @@ fn request(message: &[u8], limit: Duration) -> Request<Vec<u8>> {
     request
 }
 
-fn refusal(status: &Status) -> Refused {
-    Refused { code: format!("{:?}", status.code()), message: status.message().to_owned() }
+fn refusal(status: &Status) -> GrpcError {
+    GrpcError { code: format!("{:?}", status.code()), message: status.message().to_owned() }
 }
 
 /// Runs a request to completion.

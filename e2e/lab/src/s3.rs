@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use crate::command::output;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::setup::Toolbox;
 use crate::vm;
 use crate::vm::machine::free_port;
@@ -44,7 +44,7 @@ pub struct S3Server {
     port: u16,
     /// Key and secret of its account.
     account: Mutex<[String; 2]>,
-    process: Mutex<Option<Process>>,
+    process: Mutex<Option<LoggedProcess>>,
 }
 
 /// A request answered by the server.
@@ -212,7 +212,7 @@ impl S3Server {
             .arg(self.access_log())
             .arg("posix")
             .arg(self.dir.join("buckets"));
-        let mut process = Process::spawn("versitygw", &command, &self.dir.join("versitygw.log"))?;
+        let mut process = LoggedProcess::spawn("versitygw", &command, &self.dir.join("versitygw.log"))?;
         until("the S3 server to answer", START_LIMIT, || {
             process.check_running()?;
             Ok(std::net::TcpStream::connect(("127.0.0.1", self.port)).ok())
@@ -225,7 +225,7 @@ impl S3Server {
         self.dir.join("access.log")
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Process>> {
+    fn lock(&self) -> MutexGuard<'_, Option<LoggedProcess>> {
         self.process.lock().expect("nothing panics while it holds this lock")
     }
 }

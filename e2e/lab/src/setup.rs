@@ -22,7 +22,7 @@ use crate::limit::WorkClock;
 use crate::pins::{Distribution, KERNEL, KernelPin};
 use crate::report;
 use boot::{Accelerator, BootFiles};
-use lanes::Part;
+use lanes::SetupPart;
 pub use lanes::SetupPlan;
 use root_fs::UserSpace;
 
@@ -70,7 +70,7 @@ pub const LOGS: &str = "logs";
 
 /// Profiles of the workspace's programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Profile {
+pub enum BuildProfile {
     /// With debug assertions: for tests.
     Dev,
     /// Optimized: for benchmarks.
@@ -133,31 +133,36 @@ impl Toolbox {
     /// first host packages and crate sources; then files of machines, programs in Go, programs in Rust.
     pub fn prepare<'a>(&'a self, display: &'a Display, kernels: &[KernelPin], tests: bool) -> SetupPlan<'a> {
         let first = vec![
-            vec![Part::new("host packages", apt::HOST_PACKAGES_EXPECTED, || self.install_host_packages())],
-            vec![Part::new("sources of crates", CRATES_EXPECTED, || self.fetch_crates())],
+            vec![SetupPart::new("host packages", apt::HOST_PACKAGES_EXPECTED, || {
+                self.install_host_packages()
+            })],
+            vec![SetupPart::new("sources of crates", CRATES_EXPECTED, || self.fetch_crates())],
         ];
-        let mut machines = vec![Part::new("etcd and kubectl", apt::TOOLS_EXPECTED, || self.etcd())];
+        let mut machines = vec![SetupPart::new("etcd and kubectl", apt::TOOLS_EXPECTED, || self.etcd())];
         machines.extend(kernels.iter().map(|&kernel| {
             let name = format!("machines with Linux {}", kernel.release);
-            Part::new(name, kernel::EXPECTED + root_fs::EXPECTED, move || {
+            SetupPart::new(name, kernel::EXPECTED + root_fs::EXPECTED, move || {
                 self.boot_files(kernel, UserSpace::Plain)
             })
         }));
         if tests {
-            machines.push(Part::new("machines with systemd", root_fs::SYSTEMD_EXPECTED, || {
+            machines.push(SetupPart::new("machines with systemd", root_fs::SYSTEMD_EXPECTED, || {
                 self.boot_files(KERNEL, UserSpace::Systemd)
             }));
         }
         let in_go = vec![
-            Part::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
-            Part::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || self.kubernetes("kube-apiserver")),
-            Part::new("helm", go::HELM_EXPECTED, || self.helm()),
-            Part::new("program csi-sanity", go::CSI_SANITY_EXPECTED, || self.csi_sanity()),
+            SetupPart::new("versitygw", go::VERSITYGW_EXPECTED, || self.versitygw()),
+            SetupPart::new("kube-apiserver", go::KUBE_APISERVER_EXPECTED, || {
+                self.kubernetes("kube-apiserver")
+            }),
+            SetupPart::new("helm", go::HELM_EXPECTED, || self.helm()),
+            SetupPart::new("program csi-sanity", go::CSI_SANITY_EXPECTED, || self.csi_sanity()),
         ];
-        let mut in_rust =
-            vec![Part::new("programs under test", PROGRAMS_EXPECTED, || self.programs(Profile::Dev))];
+        let mut in_rust = vec![SetupPart::new("programs under test", PROGRAMS_EXPECTED, || {
+            self.programs(BuildProfile::Dev)
+        })];
         if tests {
-            in_rust.push(Part::new("the workspace's tests", TESTS_EXPECTED, || {
+            in_rust.push(SetupPart::new("the workspace's tests", TESTS_EXPECTED, || {
                 host_kernel::check()?;
                 command::show(self.cargo("test").args(["--workspace", "--no-run"]))
             }));
@@ -180,7 +185,7 @@ impl Toolbox {
         let kernel = kernel::prepare(&self.cache, kernel)?;
         let root_fs = root_fs::prepare(&self.cache, &kernel, user_space)?;
         let accelerator = Accelerator::probe(&self.cache, &kernel)?;
-        let kernel::Kernel { vmlinux, initramfs, .. } = kernel;
+        let kernel::GuestKernel { vmlinux, initramfs, .. } = kernel;
         Ok(BootFiles { vmlinux, initramfs, root_fs, accelerator, emulated_processors })
     }
 
@@ -349,7 +354,7 @@ impl Toolbox {
     ///
     /// # Errors
     /// If cargo fails.
-    pub fn programs(&self, profile: Profile) -> Result<PathBuf> {
+    pub fn programs(&self, profile: BuildProfile) -> Result<PathBuf> {
         report::step("cargo build the programs under test");
         let mut build = self.cargo("build");
         build.args(["--bins", "--examples"]);
@@ -357,8 +362,8 @@ impl Toolbox {
             build.args(["--package", package]);
         }
         let directory = match profile {
-            Profile::Dev => "debug",
-            Profile::Release => {
+            BuildProfile::Dev => "debug",
+            BuildProfile::Release => {
                 build.arg("--release");
                 "release"
             }
@@ -425,11 +430,11 @@ impl Toolbox {
     ///
     /// # Errors
     /// If cargo fails or the test does not exist.
-    pub fn test_program(&self, target: &str, profile: Profile) -> Result<PathBuf> {
+    pub fn test_program(&self, target: &str, profile: BuildProfile) -> Result<PathBuf> {
         report::step(format_args!("cargo build the tests {target}"));
         let mut build = self.cargo("test");
         build.args(["--workspace", "--no-run", "--message-format=json-render-diagnostics", "--test", target]);
-        if profile == Profile::Release {
+        if profile == BuildProfile::Release {
             build.arg("--release");
         }
         let messages = self.clock.time(|| command::output(&mut build))?;

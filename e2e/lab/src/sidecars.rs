@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::command::output;
 use crate::csi::CsiService;
 use crate::operator::NAMESPACE;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::world::World;
 
 /// The API by which the chart detects the snapshot controller.
@@ -41,7 +41,12 @@ impl Sidecar {
 ///
 /// # Errors
 /// If the chart cannot be rendered, or the program cannot be built.
-pub fn start(world: &World, controller: &CsiService, sidecar: Sidecar, values: &Path) -> Result<Process> {
+pub fn start(
+    world: &World,
+    controller: &CsiService,
+    sidecar: Sidecar,
+    values: &Path,
+) -> Result<LoggedProcess> {
     let program = format!("csi-{}", sidecar.container());
     let config = world.dir().join(format!("{program}.kubeconfig"));
     fs::write(&config, world.csi_kubeconfig("127.0.0.1")?).context("write the kubeconfig of a sidecar")?;
@@ -55,7 +60,7 @@ pub fn start(world: &World, controller: &CsiService, sidecar: Sidecar, values: &
         // Its objects belong to no Deployment here.
         command.arg("--capacity-ownerref-level=-1");
     }
-    Process::spawn(&program, &command, &world.dir().join(format!("csi/{program}.log")))
+    LoggedProcess::spawn(&program, &command, &world.dir().join(format!("csi/{program}.log")))
 }
 
 /// Returns its flags in the chart.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::json;
 
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::report;
 use crate::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
 use crate::vm::machine::free_port;
@@ -33,7 +33,7 @@ const PERIODS: [&str; 2] = ["--backup-sync-period=2s", "--item-operation-sync-fr
 /// A running server.
 #[derive(Debug)]
 pub struct Velero {
-    process: Process,
+    process: LoggedProcess,
 }
 
 impl Velero {
@@ -61,7 +61,7 @@ impl Velero {
             .args(PERIODS)
             .env("TMPDIR", &dir)
             .env("HOME", &dir);
-        let mut process = Process::spawn("velero", &command, &dir.join("velero.log"))?;
+        let mut process = LoggedProcess::spawn("velero", &command, &dir.join("velero.log"))?;
         let phase =
             ["get", "backupstoragelocations.velero.io", "default", "--output=jsonpath={.status.phase}"];
         let namespace = format!("--namespace={VELERO_NAMESPACE}");

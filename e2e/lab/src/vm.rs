@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::process::{Process, tail};
+use crate::process::{LoggedProcess, tail};
 use crate::setup::boot::BootFiles;
 use crate::wait::until;
-use crate::wire::{Exit, Program, Reply, Request, log_of};
+use crate::wire::{AgentReply, AgentRequest, Exit, GuestProgram, log_of};
 use agent::Agent;
-use machine::{MachineDisk, Options, STATE_IMAGE};
+use machine::{MachineDisk, MachineOptions, STATE_IMAGE};
 use recorded::RecordedDisk;
 
 pub mod agent;
@@ -46,7 +46,7 @@ pub struct Vm {
     name: String,
     dir: PathBuf,
     boot: BootFiles,
-    options: Options,
+    options: MachineOptions,
     /// Additional variables of spawned programs.
     environment: OnceLock<BTreeMap<String, String>>,
     running: Mutex<Option<Running>>,
@@ -56,7 +56,7 @@ pub struct Vm {
 
 #[derive(Debug)]
 struct Running {
-    qemu: Process,
+    qemu: LoggedProcess,
     agent: Agent,
 }
 
@@ -77,7 +77,13 @@ impl Vm {
     ///
     /// # Errors
     /// If a disk cannot be created or the machine does not boot; the error has the end of the console.
-    pub fn start(name: &str, dir: &Path, boot: &BootFiles, share: &Path, options: Options) -> Result<Self> {
+    pub fn start(
+        name: &str,
+        dir: &Path,
+        boot: &BootFiles,
+        share: &Path,
+        options: MachineOptions,
+    ) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
         disk::share(&dir.join("share.ext4"), share)?;
         let image = dir.join(STATE_IMAGE);
@@ -145,7 +151,7 @@ impl Vm {
     ///
     /// # Errors
     /// If it cannot be started or runs longer than `limit`; it is killed in that case.
-    pub fn run(&self, program: &Program, limit: Duration) -> Result<ProgramOutput> {
+    pub fn run(&self, program: &GuestProgram, limit: Duration) -> Result<ProgramOutput> {
         self.agent()?.exec(program, limit)
     }
 
@@ -159,13 +165,13 @@ impl Vm {
     ///
     /// # Errors
     /// If it cannot be started or a program of that name is still running.
-    pub fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
+    pub fn spawn(&self, name: &str, program: &GuestProgram) -> Result<i32> {
         let mut program = program.clone();
         program.env.extend(self.environment.get().cloned().unwrap_or_default());
-        let request = Request::Spawn { name: name.to_owned(), program };
+        let request = AgentRequest::Spawn { name: name.to_owned(), program };
         match self.agent()?.request(&request, EXEC_LIMIT)? {
-            Reply::Started(pid) => Ok(pid),
-            other @ (Reply::Done | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+            AgentReply::Started(pid) => Ok(pid),
+            other @ (AgentReply::Done | AgentReply::Exit(_) | AgentReply::Failed(_)) => unexpected(&other),
         }
     }
 
@@ -175,7 +181,7 @@ impl Vm {
     /// If it has exited.
     pub fn signal(&self, name: &str, signal: i32) -> Result<()> {
         let name = name.to_owned();
-        self.done(&Request::Signal { name, signal })
+        self.done(&AgentRequest::Signal { name, signal })
     }
 
     /// Waits until a spawned program has exited, for at most `limit` of the machine's time.
@@ -183,12 +189,13 @@ impl Vm {
     /// # Errors
     /// If it is still running then.
     pub fn wait(&self, name: &str, limit: Duration) -> Result<Exit> {
-        let request = Request::Wait { name: name.to_owned(), limit_ms: milliseconds(limit) };
+        let request = AgentRequest::Wait { name: name.to_owned(), limit_ms: milliseconds(limit) };
         match self.agent()?.request(&request, limit * 10)? {
-            Reply::Exit(Some(exit)) => Ok(exit),
-            other @ (Reply::Done | Reply::Started(_) | Reply::Exit(None) | Reply::Failed(_)) => {
-                unexpected(&other)
-            }
+            AgentReply::Exit(Some(exit)) => Ok(exit),
+            other @ (AgentReply::Done
+            | AgentReply::Started(_)
+            | AgentReply::Exit(None)
+            | AgentReply::Failed(_)) => unexpected(&other),
         }
     }
 
@@ -198,9 +205,9 @@ impl Vm {
     /// If no program of that name was spawned since the last boot.
     pub fn status(&self, name: &str) -> Result<Option<Exit>> {
         let name = name.to_owned();
-        match self.agent()?.request(&Request::Status { name }, EXEC_LIMIT)? {
-            Reply::Exit(exit) => Ok(exit),
-            other @ (Reply::Done | Reply::Started(_) | Reply::Failed(_)) => unexpected(&other),
+        match self.agent()?.request(&AgentRequest::Status { name }, EXEC_LIMIT)? {
+            AgentReply::Exit(exit) => Ok(exit),
+            other @ (AgentReply::Done | AgentReply::Started(_) | AgentReply::Failed(_)) => unexpected(&other),
         }
     }
 
@@ -250,7 +257,7 @@ impl Vm {
     /// If it is not one by then.
     pub fn wait_block_device(&self, path: &str, limit: Duration) -> Result<()> {
         self.agent()?.done(
-            &Request::WaitBlockDevice { path: path.to_owned(), limit_ms: milliseconds(limit) },
+            &AgentRequest::WaitBlockDevice { path: path.to_owned(), limit_ms: milliseconds(limit) },
             limit * 10,
         )
     }
@@ -299,7 +306,7 @@ impl Vm {
     pub fn power_off(&self) -> Result<()> {
         let mut running = self.lock();
         let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
-        stopping.agent.done(&Request::PowerOff, POWER_OFF_LIMIT)?;
+        stopping.agent.done(&AgentRequest::PowerOff, POWER_OFF_LIMIT)?;
         stopping.qemu.wait(POWER_OFF_LIMIT).map(drop)
     }
 
@@ -312,7 +319,7 @@ impl Vm {
         let mut running = self.lock();
         let mut stopping = running.take().with_context(|| format!("{} is off", self.name))?;
         let begun = Instant::now();
-        stopping.agent.done(&Request::ShutDown, POWER_OFF_LIMIT)?;
+        stopping.agent.done(&AgentRequest::ShutDown, POWER_OFF_LIMIT)?;
         let ended = stopping.qemu.wait(limit);
         ended.with_context(|| format!("the shutdown did not end:\n{}", tail(&self.console(), 30)))?;
         Ok(begun.elapsed())
@@ -338,7 +345,7 @@ impl Vm {
         Ok(self.agent()?.port())
     }
 
-    fn done(&self, request: &Request) -> Result<()> {
+    fn done(&self, request: &AgentRequest) -> Result<()> {
         self.agent()?.done(request, EXEC_LIMIT)
     }
 
@@ -355,17 +362,19 @@ impl Vm {
 }
 
 /// Returns a bash script as a program.
-pub fn bash(script: &str) -> Program {
-    Program {
+pub fn bash(script: &str) -> GuestProgram {
+    GuestProgram {
         argv: ["bash", "-euo", "pipefail", "-c", script].map(str::to_owned).to_vec(),
-        ..Program::default()
+        ..GuestProgram::default()
     }
 }
 
-fn unexpected<T>(reply: &Reply) -> Result<T> {
+fn unexpected<T>(reply: &AgentReply) -> Result<T> {
     match reply {
-        Reply::Failed(why) => bail!("{why}"),
-        Reply::Done | Reply::Started(_) | Reply::Exit(_) => bail!("unexpected reply {reply:?}"),
+        AgentReply::Failed(why) => bail!("{why}"),
+        AgentReply::Done | AgentReply::Started(_) | AgentReply::Exit(_) => {
+            bail!("unexpected reply {reply:?}")
+        }
     }
 }
 

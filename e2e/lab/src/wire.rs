@@ -8,9 +8,10 @@
 //! +--------+----------------+-----------------+
 //! ```
 //!
-//! The request is one [`Kind::Json`] frame, followed by a [`Kind::Data`] frame for [`Request::Put`]. The
-//! reply is any number of [`Kind::Stdout`] and [`Kind::Stderr`] frames and then one [`Kind::Json`] frame with
-//! a [`Reply`], followed by a [`Kind::Data`] frame for [`Request::Get`].
+//! The request is one [`FrameKind::Json`] frame, followed by a [`FrameKind::Data`] frame for
+//! [`AgentRequest::Put`]. The reply is any number of [`FrameKind::Stdout`] and [`FrameKind::Stderr`] frames
+//! and then one [`FrameKind::Json`] frame with an [`AgentReply`], followed by a [`FrameKind::Data`] frame for
+//! [`AgentRequest::Get`].
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -27,8 +28,8 @@ const MAX_PAYLOAD_BYTES: u32 = 64 << 20;
 
 /// Kinds of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A [`Request`] or a [`Reply`].
+pub enum FrameKind {
+    /// An [`AgentRequest`] or an [`AgentReply`].
     Json,
     /// Bytes that a command wrote to standard output.
     Stdout,
@@ -41,19 +42,19 @@ pub enum Kind {
 /// Requests of the harness.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Request {
+pub enum AgentRequest {
     /// Check that the agent is running.
     Ping,
     /// Run a program to completion; its output is streamed. Its process group is killed if the connection
     /// ends first.
-    Exec(Program),
+    Exec(GuestProgram),
     /// Start a program that keeps running; its output goes to [`log_of`] its name. A name is free again once
     /// its program has exited.
     Spawn {
         /// Name of the program in later requests.
         name: String,
         /// The program.
-        program: Program,
+        program: GuestProgram,
     },
     /// Send a signal, by number, to a spawned program (not to its group).
     Signal {
@@ -102,7 +103,7 @@ pub enum Request {
 
 /// A program with its arguments.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Program {
+pub struct GuestProgram {
     /// The program and its arguments; looked up on the PATH if it has no slash.
     pub argv: Vec<String>,
     /// Variables added to the environment.
@@ -116,7 +117,7 @@ pub struct Program {
 /// The reply to a request.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum AgentReply {
     /// The request succeeded.
     Done,
     /// A program was started under this process id.
@@ -146,16 +147,16 @@ pub fn log_of(name: &str) -> String {
 ///
 /// # Errors
 /// If the payload is too long or the connection is closed.
-pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
+pub fn send(to: &mut impl Write, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
     let length = u32::try_from(payload.len())
         .ok()
         .filter(|length| *length <= MAX_PAYLOAD_BYTES)
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "payload over 64 MiB"))?;
     let tag = match kind {
-        Kind::Json => b'j',
-        Kind::Stdout => b'o',
-        Kind::Stderr => b'e',
-        Kind::Data => b'd',
+        FrameKind::Json => b'j',
+        FrameKind::Stdout => b'o',
+        FrameKind::Stderr => b'e',
+        FrameKind::Data => b'd',
     };
     let mut frame = Vec::with_capacity(payload.len() + 5);
     frame.push(tag);
@@ -169,16 +170,16 @@ pub fn send(to: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// If the connection is closed or the bytes are not a frame.
-pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
+pub fn receive(from: &mut impl Read) -> io::Result<(FrameKind, Vec<u8>)> {
     let garbage = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut head = [0; 5];
     from.read_exact(&mut head)?;
     let [tag, length @ ..] = head;
     let kind = match tag {
-        b'j' => Kind::Json,
-        b'o' => Kind::Stdout,
-        b'e' => Kind::Stderr,
-        b'd' => Kind::Data,
+        b'j' => FrameKind::Json,
+        b'o' => FrameKind::Stdout,
+        b'e' => FrameKind::Stderr,
+        b'd' => FrameKind::Data,
         _ => return Err(garbage("unknown kind of frame")),
     };
     let length = u32::from_le_bytes(length);
@@ -191,12 +192,12 @@ pub fn receive(from: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     Ok((kind, payload))
 }
 
-/// Sends a value as a [`Kind::Json`] frame.
+/// Sends a value as a [`FrameKind::Json`] frame.
 ///
 /// # Errors
 /// If the connection is closed.
 pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
-    send(to, Kind::Json, &serde_json::to_vec(value)?)
+    send(to, FrameKind::Json, &serde_json::to_vec(value)?)
 }
 
 /// Reads a frame that must be JSON.
@@ -205,8 +206,8 @@ pub fn send_json(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> 
 /// If the connection is closed or the frame has another kind.
 pub fn receive_json<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<T> {
     match receive(from)? {
-        (Kind::Json, payload) => Ok(serde_json::from_slice(&payload)?),
-        (Kind::Stdout | Kind::Stderr | Kind::Data, _) => {
+        (FrameKind::Json, payload) => Ok(serde_json::from_slice(&payload)?),
+        (FrameKind::Stdout | FrameKind::Stderr | FrameKind::Data, _) => {
             Err(io::Error::new(io::ErrorKind::InvalidData, "a JSON frame was due"))
         }
     }
@@ -219,12 +220,12 @@ mod tests {
     #[test]
     fn a_frame_comes_back_as_it_was_sent() {
         let mut bytes = Vec::new();
-        send(&mut bytes, Kind::Stderr, b"hello").unwrap();
-        send_json(&mut bytes, &Reply::Exit(Some(Exit::Signal(9)))).unwrap();
+        send(&mut bytes, FrameKind::Stderr, b"hello").unwrap();
+        send_json(&mut bytes, &AgentReply::Exit(Some(Exit::Signal(9)))).unwrap();
         let mut from = bytes.as_slice();
-        assert_eq!(receive(&mut from).unwrap(), (Kind::Stderr, b"hello".to_vec()));
-        let reply: Reply = receive_json(&mut from).unwrap();
-        assert_eq!(reply, Reply::Exit(Some(Exit::Signal(9))));
+        assert_eq!(receive(&mut from).unwrap(), (FrameKind::Stderr, b"hello".to_vec()));
+        let reply: AgentReply = receive_json(&mut from).unwrap();
+        assert_eq!(reply, AgentReply::Exit(Some(Exit::Signal(9))));
         assert!(receive(&mut from).is_err());
     }
 

@@ -16,15 +16,15 @@ use crate::collector::Collector;
 use crate::command::{output, strip};
 use crate::control_plane::ControlPlane;
 use crate::csi::CsiService;
-use crate::node::{Control, Node};
+use crate::node::{ControlInterface, NodeDaemon};
 use crate::operator::{NAMESPACE, Operator};
 use crate::pins::KernelPin;
 use crate::process::tail;
 use crate::report;
 use crate::run_dir::RunDir;
 use crate::s3::S3Server;
-use crate::setup::{Profile, Toolbox};
-use crate::vm::machine::Options;
+use crate::setup::{BuildProfile, Toolbox};
+use crate::vm::machine::MachineOptions;
 use crate::vm::{HOST, Vm};
 
 /// Programs of the workspace in test machines, in addition to this one, which is their process 1.
@@ -38,17 +38,17 @@ const CHANGED_BLOCKS: &str = "cbt.storage.k8s.io/v1beta1";
 /// Resources of one scenario.
 #[derive(Debug)]
 pub struct World {
-    parts: Mutex<Parts>,
+    parts: Mutex<StartedParts>,
     toolbox: Toolbox,
     kernel: KernelPin,
-    profile: Profile,
+    profile: BuildProfile,
     programs: OnceLock<PathBuf>,
     // Dropped last: the processes above write into it.
     run: RunDir,
 }
 
 #[derive(Debug, Default)]
-struct Parts {
+struct StartedParts {
     vms: BTreeMap<String, Arc<Vm>>,
     operator: Option<Arc<Operator>>,
     control_plane: Option<Arc<ControlPlane>>,
@@ -63,9 +63,9 @@ impl World {
     ///
     /// # Errors
     /// If the run's directory cannot be created.
-    pub fn new(toolbox: &Toolbox, name: &str, kernel: KernelPin, profile: Profile) -> Result<Self> {
+    pub fn new(toolbox: &Toolbox, name: &str, kernel: KernelPin, profile: BuildProfile) -> Result<Self> {
         Ok(Self {
-            parts: Mutex::new(Parts::default()),
+            parts: Mutex::new(StartedParts::default()),
             toolbox: toolbox.clone(),
             kernel,
             profile,
@@ -221,14 +221,14 @@ impl World {
     /// # Errors
     /// If it does not boot.
     pub fn vm(&self, name: &str) -> Result<Arc<Vm>> {
-        self.vm_with(name, Options::node)
+        self.vm_with(name, MachineOptions::node)
     }
 
     /// Returns the test machine of that name; `options` are used if it is not running yet.
     ///
     /// # Errors
     /// If it does not boot.
-    pub fn vm_with(&self, name: &str, options: impl FnOnce() -> Options) -> Result<Arc<Vm>> {
+    pub fn vm_with(&self, name: &str, options: impl FnOnce() -> MachineOptions) -> Result<Arc<Vm>> {
         let mut parts = self.lock();
         if let Some(running) = parts.vms.get(name) {
             return Ok(Arc::clone(running));
@@ -341,13 +341,13 @@ impl World {
     }
 
     /// Returns the daemon of the machine of that name, which serves the volumes assigned by the Kubernetes
-    /// API. Boots the machine if needed. See [`Node::start`] for `transport` and `data`.
+    /// API. Boots the machine if needed. See [`NodeDaemon::start`] for `transport` and `data`.
     ///
     /// # Errors
     /// If the machine or the daemon does not start.
-    pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<Node> {
-        let control = Control::Kubernetes { kubeconfig: self.node_kubeconfig()? };
-        Node::start(self.vm(name)?, &control, transport, data)
+    pub fn node(&self, name: &str, transport: &str, data: &str) -> Result<NodeDaemon> {
+        let control = ControlInterface::Kubernetes { kubeconfig: self.node_kubeconfig()? };
+        NodeDaemon::start(self.vm(name)?, &control, transport, data)
     }
 
     /// Returns the path of the chart.
@@ -435,7 +435,7 @@ impl World {
         Ok(share)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Parts> {
+    fn lock(&self) -> MutexGuard<'_, StartedParts> {
         self.parts.lock().expect("nothing panics while it holds this lock")
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::operator::Operator;
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
@@ -33,10 +33,11 @@ pub(super) fn run(world: &World) -> Result<()> {
         ),
     )?;
     world.wait_for(VOLUME, "jsonpath={.status.phase}=Ready")?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, "auto", "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(world.vm("a")?, &control, "auto", "")?;
     let device = serve(world, &a, "disk")?;
-    let disk = Disk { node: &a, device, id: field(world, "{.status.volumeId}")?, epoch: epoch(world)? };
+    let disk =
+        OutageVolume { node: &a, device, id: field(world, "{.status.volumeId}")?, epoch: epoch(world)? };
     disk.write(1)?;
 
     report::step("the API server is unresponsive: writes are flushed and uploaded, a killed daemon recovers");
@@ -67,14 +68,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// A served volume.
-struct Disk<'a> {
-    node: &'a Node,
+struct OutageVolume<'a> {
+    node: &'a NodeDaemon,
     device: String,
     id: String,
     epoch: String,
 }
 
-impl Disk<'_> {
+impl OutageVolume<'_> {
     /// Writes and flushes a block, and waits until it is uploaded.
     fn write(&self, block: u32) -> Result<()> {
         let metric = "holdfast_volume_committed_seq";
@@ -102,7 +103,7 @@ impl Disk<'_> {
 
 /// The API server responds again: the operator leads, has cut nothing off, and creates a new volume; the node
 /// serves that volume and all earlier ones.
-fn check_recovery(world: &World, operator: &Operator, disk: &Disk<'_>, name: &str) -> Result<()> {
+fn check_recovery(world: &World, operator: &Operator, disk: &OutageVolume<'_>, name: &str) -> Result<()> {
     operator.restart()?;
     apply(world, &volume(name, "store", "1Mi"))?;
     world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;

@@ -12,7 +12,7 @@ use holdfast_lab::cluster::Controllers;
 use holdfast_lab::command::output;
 use holdfast_lab::csi::CsiService;
 use holdfast_lab::operator::NAMESPACE;
-use holdfast_lab::process::Process;
+use holdfast_lab::process::LoggedProcess;
 use holdfast_lab::report;
 use holdfast_lab::sidecars::{self, Sidecar};
 use holdfast_lab::wait::until;
@@ -132,7 +132,7 @@ fn claims_that_wait_for_pods(world: &World) -> Result<()> {
 }
 
 /// A claim that waits for its pod, in a cluster that tracks capacity for memory volumes.
-fn check_tracked_capacity(world: &World, controller: &CsiService) -> Result<Process> {
+fn check_tracked_capacity(world: &World, controller: &CsiService) -> Result<LoggedProcess> {
     report::step("a class of memory volumes: the capacity of nodes is tracked");
     let provisioner = install(world, controller, true)?;
     apply(world, &claim_object("tracked-1", WAITING_CLASS))?;
@@ -336,7 +336,7 @@ fn set_cpu_request(pod: &mut Value, cpu: &str) {
 
 /// Installs the CSIDriver and the classes of the chart, and starts the provisioner; with `memory`, adds a
 /// class of memory volumes.
-fn install(world: &World, controller: &CsiService, memory: bool) -> Result<Process> {
+fn install(world: &World, controller: &CsiService, memory: bool) -> Result<LoggedProcess> {
     let mut classes = vec![
         json!({ "name": SERVED_CLASS, "objectStore": "store" }),
         json!({ "name": ANY_CLASS, "objectStore": "store", "nodes": "any" }),

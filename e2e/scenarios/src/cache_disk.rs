@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::chance::Chance;
-use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, PROGRAM};
 use holdfast_lab::report;
 use holdfast_lab::s3::proxy::FaultProxy;
-use holdfast_lab::vm::machine::{MachineDisk, Options};
+use holdfast_lab::vm::machine::{MachineDisk, MachineOptions};
 use holdfast_lab::vm::recorded::{RecordedDisk, Survivors};
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -56,10 +56,11 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
-    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
-    let options = Options { state: MachineDisk::Recorded(STATE_BYTES), ..Options::node() };
+    let control =
+        ControlInterface::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let options = MachineOptions { state: MachineDisk::Recorded(STATE_BYTES), ..MachineOptions::node() };
     let vm = world.vm_with("a", || options)?;
-    let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
+    let node = NodeDaemon::start(Arc::clone(&vm), &control, "auto", DATA)?;
     let disk = vm.recorded_disk()?;
     report::step("the disk cannot read data that the store has");
     check_clean_reads(&node, disk)?;
@@ -81,7 +82,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Reads of uploaded data go to the store.
-fn check_clean_reads(node: &Node, disk: &RecordedDisk) -> Result<()> {
+fn check_clean_reads(node: &NodeDaemon, disk: &RecordedDisk) -> Result<()> {
     let device = create(node, CLEAN, "16Mi", "1s")?;
     let sum = write_noise(node.vm(), &device, 4)?;
     wait_committed(node, CLEAN)?;
@@ -97,7 +98,7 @@ fn check_clean_reads(node: &Node, disk: &RecordedDisk) -> Result<()> {
 
 /// Reads of data that was not uploaded fail, and succeed again once the disk can read. Returns the device and
 /// the sum.
-fn check_dirty_reads(node: &Node, disk: &RecordedDisk) -> Result<(String, String)> {
+fn check_dirty_reads(node: &NodeDaemon, disk: &RecordedDisk) -> Result<(String, String)> {
     let device = create(node, DIRTY, "16Mi", "1h")?;
     let sum = write_noise(node.vm(), &device, DIRTY_MIB)?;
     disk.fail_reads(extents(node.vm(), DIRTY)?);
@@ -112,7 +113,7 @@ fn check_dirty_reads(node: &Node, disk: &RecordedDisk) -> Result<(String, String
 
 /// Nothing is uploaded while the range is unreadable, and the node reports this; once it is overwritten,
 /// everything is uploaded.
-fn check_overwrite(node: &Node, disk: &RecordedDisk) -> Result<()> {
+fn check_overwrite(node: &NodeDaemon, disk: &RecordedDisk) -> Result<()> {
     let vm = node.vm();
     let device = create(node, OVERWRITTEN, "16Mi", "1h")?;
     let write = |from: u32, mib: u32| {
@@ -152,7 +153,7 @@ fn check_overwrite(node: &Node, disk: &RecordedDisk) -> Result<()> {
 }
 
 /// Writes wait for space and for the store, then continue.
-fn check_full_disk(node: &Node, proxy: &FaultProxy) -> Result<()> {
+fn check_full_disk(node: &NodeDaemon, proxy: &FaultProxy) -> Result<()> {
     let vm = node.vm();
     let device = create(node, FULL, "256Mi", "1s")?;
     let sum = vm.exec("head -c 96M /dev/urandom > /tmp/noise; sha256sum < /tmp/noise")?;
@@ -184,7 +185,7 @@ fn check_full_disk(node: &Node, proxy: &FaultProxy) -> Result<()> {
 }
 
 /// With 0 bytes free, data in the store is read, dirty data is committed, and detaches end.
-fn check_last_block(node: &Node) -> Result<()> {
+fn check_last_block(node: &NodeDaemon) -> Result<()> {
     let vm = node.vm();
     let device = create(node, COLD, "16Mi", "1s")?;
     let cold = write_noise(vm, &device, COLD_MIB)?;
@@ -206,7 +207,7 @@ fn check_last_block(node: &Node) -> Result<()> {
 
 /// A flush fails together with the disk's, which loses the writes that it was to make durable; the next one
 /// succeeds, and covers all writes. Returns the sum of the written data.
-fn check_lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
+fn check_lost_flush(node: &NodeDaemon, disk: &RecordedDisk) -> Result<String> {
     let vm = node.vm();
     let device = create(node, LOST, "16Mi", "1h")?;
     write_noise(vm, &device, DIRTY_MIB)?;
@@ -228,7 +229,7 @@ fn check_lost_flush(node: &Node, disk: &RecordedDisk) -> Result<String> {
 }
 
 /// Flushes of the volume fail until flushes of the disk succeed.
-fn check_failed_flushes(node: &Node, disk: &RecordedDisk, device: &str) -> Result<()> {
+fn check_failed_flushes(node: &NodeDaemon, disk: &RecordedDisk, device: &str) -> Result<()> {
     disk.fail_flushes(true);
     let flushed = node.vm().exec(&format!(
         "dd if=/dev/urandom of={device} bs=64k count=1 seek=200 oflag=direct conv=fsync status=none"
@@ -243,8 +244,8 @@ fn check_power_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)
     let image = world.dir().join("cut.ext4");
     let cut = disk.rebuild(disk.position(), Survivors::Nothing, &mut Chance::new(SEED), &image)?;
     report::step(format_args!("the disk after the power cut: {cut:?}"));
-    let options = || Options { state: MachineDisk::Image(image), ..Options::node() };
-    let node = Node::resume(world.vm_with("after", options)?)?;
+    let options = || MachineOptions { state: MachineDisk::Image(image), ..MachineOptions::node() };
+    let node = NodeDaemon::resume(world.vm_with("after", options)?)?;
     for (name, sum) in flushed {
         let device = attach(&node, name, "1h")?;
         ensure!(read(node.vm(), &device, DIRTY_MIB)? == *sum, "what was flushed on {name} is not there");
@@ -253,12 +254,12 @@ fn check_power_cut(world: &World, disk: &RecordedDisk, flushed: &[(&str, String)
     node.terminate()
 }
 
-fn create(node: &Node, name: &str, size: &str, age: &str) -> Result<String> {
+fn create(node: &NodeDaemon, name: &str, size: &str, age: &str) -> Result<String> {
     node.cli(&["create", name, "--size", size, "--store", "store"])?;
     attach(node, name, age)
 }
 
-fn attach(node: &Node, name: &str, age: &str) -> Result<String> {
+fn attach(node: &NodeDaemon, name: &str, age: &str) -> Result<String> {
     let attached = node.cli(&["attach", name, "--store", "store", "--max-dirty-age", age])?;
     let device = attached.trim().to_owned();
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
@@ -278,14 +279,14 @@ fn read(vm: &Vm, device: &str, mib: u32) -> Result<String> {
     vm.exec(&format!("dd if={device} bs=1M count={mib} iflag=direct status=none | sha256sum"))
 }
 
-fn wait_committed(node: &Node, name: &str) -> Result<()> {
+fn wait_committed(node: &NodeDaemon, name: &str) -> Result<()> {
     until("the commit", LIMIT, || {
         Ok((node.metric("holdfast_volume_dirty_bytes", name)? == Some(0.0)).then_some(()))
     })
 }
 
 /// Waits until a counter of a volume is above zero: figures are published a few milliseconds late.
-fn wait_counted(node: &Node, counter: &str, volume: &str) -> Result<()> {
+fn wait_counted(node: &NodeDaemon, counter: &str, volume: &str) -> Result<()> {
     until(counter, LIMIT, || Ok((node.metric(counter, volume)? > Some(0.0)).then_some(())))
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{Csi, Extent, MetadataResponse};
-use holdfast_lab::node::Node;
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::report;
-use holdfast_lab::rpc::Refused;
+use holdfast_lab::rpc::GrpcError;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::world::World;
 
@@ -90,7 +90,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 fn check_scattered_writes(
     world: &World,
     s3: &S3Server,
-    node: &Node,
+    node: &NodeDaemon,
     device: &str,
     csi: &Csi,
 ) -> Result<Vec<Extent>> {
@@ -135,7 +135,7 @@ fn check_refusals(world: &World, csi: &Csi) -> Result<()> {
 /// Returns the complete allocated ranges of a snapshot, or all changes since `base`.
 fn all_ranges(csi: &Csi, base: Option<&str>, target: &str) -> Result<Vec<Extent>> {
     let (messages, refused) = request_ranges(csi, base, target, 0, 0)?;
-    if let Some(Refused { code, message }) = refused {
+    if let Some(GrpcError { code, message }) = refused {
         anyhow::bail!("{target}: {code}: {message}");
     }
     ensure!(!messages.is_empty(), "{target}: no message says how large it is");
@@ -165,13 +165,13 @@ fn request_ranges(
     target: &str,
     from: u64,
     most: i32,
-) -> Result<(Vec<Vec<Extent>>, Option<Refused>)> {
+) -> Result<(Vec<Vec<Extent>>, Option<GrpcError>)> {
     let MetadataResponse { messages, capacities, refused } = csi.changed_blocks(base, target, from, most)?;
     ensure!(capacities.iter().all(|bytes| *bytes == 1 << 30), "other capacities than 1 GiB: {capacities:?}");
     Ok((messages, refused))
 }
 
-fn write(node: &Node, device: &str, (offset, bytes): Extent) -> Result<()> {
+fn write(node: &NodeDaemon, device: &str, (offset, bytes): Extent) -> Result<()> {
     let (skip, count) = (offset / (4 * KIB), bytes / (4 * KIB));
     node.vm()
         .exec(&format!(

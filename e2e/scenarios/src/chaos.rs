@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use holdfast_lab::csi::{Answer, Csi, CsiService, LIMIT, NewVolume, Use};
+use holdfast_lab::csi::{Csi, CsiResponse, CsiService, LIMIT, RequestedVolume, Use};
 use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -124,7 +124,7 @@ fn run_for_all_claims(work: impl Fn(&str, Instant) -> Result<()> + Sync) -> Resu
 }
 
 fn create(csi: &Csi, claim: &str, until: Instant) -> Result<()> {
-    let new = NewVolume::new(claim, 16 * MIB, "store").with_use(&Use::block());
+    let new = RequestedVolume::new(claim, 16 * MIB, "store").with_use(&Use::block());
     retry_until_granted(&format!("create {claim}"), until, || csi.create(&new, LIMIT))
 }
 
@@ -133,7 +133,11 @@ fn delete(csi: &Csi, claim: &str, until: Instant) -> Result<()> {
 }
 
 /// Retries until success. A killed driver does not respond.
-fn retry_until_granted<T>(what: &str, until: Instant, ask: impl Fn() -> Result<Answer<T>>) -> Result<()> {
+fn retry_until_granted<T>(
+    what: &str,
+    until: Instant,
+    ask: impl Fn() -> Result<CsiResponse<T>>,
+) -> Result<()> {
     loop {
         let refused = match ask() {
             Ok(Ok(_granted)) => return Ok(()),

@@ -6,11 +6,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted, expect_refused};
-use holdfast_lab::csi_node::{Claim, CsiNode};
-use holdfast_lab::node::{Node, SIGKILL, SIGTERM};
+use holdfast_lab::csi::{Csi, LIMIT, RequestedVolume, Use, expect_granted, expect_refused};
+use holdfast_lab::csi_node::{CsiNode, PublishedVolume};
+use holdfast_lab::node::{NodeDaemon, SIGKILL, SIGTERM};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -42,7 +42,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let csi = controller.csi();
 
     report::step("without a keeper the node reports this, and serves nothing");
-    world.vm_with("a", Options::without_ublk)?;
+    world.vm_with("a", MachineOptions::without_ublk)?;
     let a = world.node("a", "auto", "memory_volumes = \"256Mi\"")?;
     let vm = a.vm();
     vm.exec("! test -e /dev/ublk-control && ! pgrep -x holdfast-keeper")?;
@@ -74,7 +74,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("a claim for a memory volume is not placed on a node without ublk");
     let none = expect_granted("capacity", csi.memory_capacity("a", &[])?)?;
     ensure!(none == 0, "room for {none} bytes");
-    let in_memory = csi.create(&NewVolume::in_memory("pvc-memory", GIB, "a"), LIMIT)?;
+    let in_memory = csi.create(&RequestedVolume::in_memory("pvc-memory", GIB, "a"), LIMIT)?;
     expect_refused("create in memory", in_memory, "ResourceExhausted", "A node without ublk has no room")?;
 
     report::step("kill, restart and replace the daemon, and replace its keeper, under load");
@@ -105,7 +105,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Each keeper replaces the previous one under load, between a kill, a restart and a handoff of the daemon.
-fn end_daemons_and_keepers(a: &Node, load: &ClaimLoad<'_>) -> Result<()> {
+fn end_daemons_and_keepers(a: &NodeDaemon, load: &ClaimLoad<'_>) -> Result<()> {
     for pair in KEEPERS.windows(2) {
         a.kill()?;
         a.restart()?;
@@ -125,7 +125,7 @@ fn end_daemons_and_keepers(a: &Node, load: &ClaimLoad<'_>) -> Result<()> {
 
 /// The last keeper is killed: the daemon reports this and serves nevertheless. With the next keeper, it
 /// survives a kill.
-fn check_killed_keeper(world: &World, a: &Node, load: &ClaimLoad<'_>) -> Result<()> {
+fn check_killed_keeper(world: &World, a: &NodeDaemon, load: &ClaimLoad<'_>) -> Result<()> {
     report::step("without a keeper the daemon does not exit, because its devices would be lost");
     load.vm.signal(KEEPERS[2], SIGKILL)?;
     load.vm.wait(KEEPERS[2], EXIT_LIMIT)?;
@@ -146,7 +146,7 @@ fn check_killed_keeper(world: &World, a: &Node, load: &ClaimLoad<'_>) -> Result<
 
 /// Withdraws the claim from the node with its device write-protected, as the driver leaves that of a raw
 /// ReadOnlyMany claim. Regression, found in review: the next volume on that loop device was read-only.
-fn withdraw_write_protected(csi: &Csi, on_a: &CsiNode, data: &Claim) -> Result<()> {
+fn withdraw_write_protected(csi: &Csi, on_a: &CsiNode, data: &PublishedVolume) -> Result<()> {
     report::step("withdraw the claim: its loop device does not stay write-protected");
     let (vm, target) = (on_a.vm(), data.target("pod"));
     let device = vm.exec(&format!("findmnt --noheadings --output SOURCE {target}"))?;
@@ -159,12 +159,18 @@ fn withdraw_write_protected(csi: &Csi, on_a: &CsiNode, data: &Claim) -> Result<(
 }
 
 /// The claim is used on a node with ublk, and then on this one again.
-fn move_to_ublk_node(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &CsiNode) -> Result<()> {
+fn move_to_ublk_node(
+    world: &World,
+    csi: &Csi,
+    data: &PublishedVolume,
+    sums: &str,
+    on_a: &CsiNode,
+) -> Result<()> {
     report::step("move the claim to a node with ublk, and back");
-    let b: Node = world.node("b", "auto", "")?;
+    let b: NodeDaemon = world.node("b", "auto", "")?;
     let on_b = CsiNode::start(world.vm("b")?)?;
     for (node, device, name) in [(&on_b, "/dev/ublkb", "b"), (on_a, "/dev/loop", "a")] {
-        let moved = Claim { context: publish(csi, CLAIM, name)?, ..data.clone() };
+        let moved = PublishedVolume { context: publish(csi, CLAIM, name)?, ..data.clone() };
         expect_granted("stage", node.stage(&moved, LIMIT)?)?;
         expect_granted("publish", node.publish(&moved, "pod", false)?)?;
         let target = moved.target("pod");
@@ -180,7 +186,8 @@ fn move_to_ublk_node(world: &World, csi: &Csi, data: &Claim, sums: &str, on_a: &
     report::step("a claim for ublk is served on a node with ublk");
     let topology = expect_granted("info", on_b.info()?)?.accessible_topology.unwrap_or_default();
     ensure!(topology.segments.get(UBLK_LABEL).is_some_and(|value| value == "true"), "{topology:?}");
-    let repeated = NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk").chosen(&topology);
+    let repeated =
+        RequestedVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk").chosen(&topology);
     expect_granted("create again", csi.create(&repeated, LIMIT)?)?;
     publish(csi, FOR_UBLK, "b")?;
     on_b.vm().exec("ls /dev/ublkb*")?;
@@ -194,7 +201,7 @@ fn check_refused_claims_for_ublk(world: &World, csi: &Csi, on_a: &CsiNode) -> Re
     report::step("a claim for ublk is not placed on a node without ublk");
     let topology = expect_granted("info", on_a.info()?)?.accessible_topology.unwrap_or_default();
     ensure!(!topology.segments.contains_key(UBLK_LABEL), "{topology:?}");
-    let new = || NewVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk");
+    let new = || RequestedVolume::new(FOR_UBLK, GIB, "store").parameter("transport", "ublk");
     let chosen = csi.create(&new().chosen(&topology), LIMIT)?;
     expect_refused("create for node a", chosen, "ResourceExhausted", "load ublk_drv")?;
     let created = expect_granted("create for any node", csi.create(&new(), LIMIT)?)?;

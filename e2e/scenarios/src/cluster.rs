@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::cluster::{ATTRIBUTES, Cluster, Store, TOOLS_IMAGE};
+use holdfast_lab::cluster::{ATTRIBUTES, Cluster, ClusterStore, TOOLS_IMAGE};
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -48,7 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     s3.create_bucket(BUCKET)?;
     let cluster = Cluster::start(world)?;
     preflight::before_install(world).with_context(|| cluster.describe())?;
-    cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
+    cluster.install(&ClusterStore { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
     play(world, &cluster).with_context(|| cluster.describe())?;
     // A kubelet may end the operator in the middle of a probe; a later probe deletes its object.
     let mut left = s3.keys(BUCKET, "")?;

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -30,10 +30,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     }
     // There is no kubelet: the scenario writes the Node's status.
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, "auto", "")?;
-    let plain = Served::by(world, &a, "plain")?;
-    let safe = Served::by(world, &a, "safe")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(world.vm("a")?, &control, "auto", "")?;
+    let plain = DrainedVolume::by(world, &a, "plain")?;
+    let safe = DrainedVolume::by(world, &a, "safe")?;
     wait_drain_status(world, "False", "InService: ")?;
 
     report::step("two volumes are written, and stay dirty until the Node is cordoned");
@@ -54,7 +54,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step(
         "a volume that moves to the cordoned Node commits early, too, even after kill -9 of the daemon",
     );
-    let late = Served::by(world, &a, "late")?;
+    let late = DrainedVolume::by(world, &a, "late")?;
     late.write()?;
     late.wait_committed()?;
     a.kill()?;
@@ -85,16 +85,16 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// A volume served by the node.
-pub(super) struct Served<'a> {
+pub(super) struct DrainedVolume<'a> {
     world: &'a World,
-    node: &'a Node,
+    node: &'a NodeDaemon,
     name: &'a str,
     device: String,
     id: String,
 }
 
-impl<'a> Served<'a> {
-    pub(super) fn by(world: &'a World, node: &'a Node, name: &'a str) -> Result<Self> {
+impl<'a> DrainedVolume<'a> {
+    pub(super) fn by(world: &'a World, node: &'a NodeDaemon, name: &'a str) -> Result<Self> {
         let device = serve(world, node, name)?;
         let mut served = Self { world, node, name, device, id: String::new() };
         served.id = served.field("{.status.volumeId}")?;
@@ -121,7 +121,7 @@ impl<'a> Served<'a> {
 }
 
 /// Checks that none of the written data is committed within three seconds.
-pub(super) fn check_stays_dirty(volumes: &[&Served<'_>]) -> Result<()> {
+pub(super) fn check_stays_dirty(volumes: &[&DrainedVolume<'_>]) -> Result<()> {
     volumes[0].node.vm().exec("sleep 3")?;
     for volume in volumes {
         let dirty = volume.dirty_bytes()?;

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi::{
-    Answer, Csi, CsiService, LIMIT, ListedVolume, NewVolume, SHORT, Use, expect_granted, expect_refused,
+    Csi, CsiResponse, CsiService, LIMIT, ListedVolume, RequestedVolume, SHORT, Use, expect_granted,
+    expect_refused,
 };
 use holdfast_lab::operator::{NAMESPACE, Operator};
 use holdfast_lab::report;
@@ -47,7 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.restart()?;
     expect_granted(
         "create again after the kill",
-        csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT)?,
+        csi.create(&RequestedVolume::new("pvc-2", GIB, "store"), LIMIT)?,
     )?;
     expect_granted("delete", csi.delete("pvc-2", LIMIT)?)?;
 
@@ -77,20 +78,30 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 fn refuse_unsupported_requests(csi: &Csi) -> Result<()> {
     report::step("reject unsupported requests");
-    let volume = || NewVolume::new("pvc-refused", GIB, "store");
-    let ask = |new: NewVolume| csi.create(&new, LIMIT);
+    let volume = || RequestedVolume::new("pvc-refused", GIB, "store");
+    let ask = |new: RequestedVolume| csi.create(&new, LIMIT);
     let replicas = ask(volume().parameter("replicas", "3"))?;
     expect_refused("a parameter", replicas, "InvalidArgument", "parameters.replicas: is not known")?;
     expect_refused("RWX", ask(volume().with_use(&Use::shared()))?, "InvalidArgument", "ReadWriteOnce")?;
     let zfs = ask(volume().with_use(&Use::mounted("zfs")))?;
     expect_refused("a file system", zfs, "InvalidArgument", "write ext4, xfs or btrfs")?;
-    expect_refused("no name", ask(NewVolume::new("", GIB, "store"))?, "InvalidArgument", "name: is empty")?;
-    expect_refused("the size", ask(NewVolume::new("pvc-refused", 1 << 50, "store"))?, "OutOfRange", "64Ti")?;
+    expect_refused(
+        "no name",
+        ask(RequestedVolume::new("", GIB, "store"))?,
+        "InvalidArgument",
+        "name: is empty",
+    )?;
+    expect_refused(
+        "the size",
+        ask(RequestedVolume::new("pvc-refused", 1 << 50, "store"))?,
+        "OutOfRange",
+        "64Ti",
+    )?;
     let listed = expect_granted("list", csi.list()?)?;
     ensure!(listed.is_empty(), "a refused volume is there: {listed:?}");
 
     report::step("a request waits for a missing store, and names it");
-    let missing = csi.create(&NewVolume::new("pvc-missing", GIB, "missing"), SHORT)?;
+    let missing = csi.create(&RequestedVolume::new("pvc-missing", GIB, "missing"), SHORT)?;
     expect_refused("a missing store", missing, "Aborted", "no ObjectStore is named `missing`")?;
     expect_granted("delete it", csi.delete("pvc-missing", LIMIT)?)
 }
@@ -98,7 +109,7 @@ fn refuse_unsupported_requests(csi: &Csi) -> Result<()> {
 fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     report::step("create a volume, twice");
     let before = count_created_objects(s3)?;
-    let new = NewVolume::new("pvc-1", GIB, "store")
+    let new = RequestedVolume::new("pvc-1", GIB, "store")
         .parameter("durability", "object")
         // No daemon renews a Lease for the nodes that the scenario plays.
         .parameter("failoverPolicy", "Manual")
@@ -118,14 +129,14 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
         "--output=jsonpath={.spec.durability} {.metadata.annotations.holdfast\\.dev/persistentvolumeclaim}";
     let written = world.kubectl(["get", "volume/pvc-1", path])?;
     ensure!(written == "object shop/data", "the Volume says {written:?}");
-    let larger =
-        csi.create(&NewVolume::new("pvc-1", 2 * GIB, "store").parameter("durability", "object"), LIMIT)?;
+    let larger = csi
+        .create(&RequestedVolume::new("pvc-1", 2 * GIB, "store").parameter("durability", "object"), LIMIT)?;
     expect_refused("another size", larger, "AlreadyExists", "exists with 1073741824 bytes")?;
-    let other = csi.create(&NewVolume::new("pvc-1", GIB, "store"), LIMIT)?;
+    let other = csi.create(&RequestedVolume::new("pvc-1", GIB, "store"), LIMIT)?;
     expect_refused("another durability", other, "AlreadyExists", "another durability")?;
 
     let attributes = [("durability", "object"), ("maxDirtyAge", "5s")];
-    let attributed = NewVolume::new("pvc-attributes", GIB, "store").attributes(&attributes);
+    let attributed = RequestedVolume::new("pvc-attributes", GIB, "store").attributes(&attributes);
     for _ in 0..2 {
         expect_granted("create with attributes", csi.create(&attributed, LIMIT)?)?;
     }
@@ -137,7 +148,8 @@ fn create(world: &World, s3: &S3Server, csi: &Csi) -> Result<()> {
     ensure!(written == "local 5s", "the Volume says {written:?}");
     expect_granted("delete it", csi.delete("pvc-attributes", LIMIT)?)?;
 
-    let long = expect_granted("create", csi.create(&NewVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
+    let long =
+        expect_granted("create", csi.create(&RequestedVolume::new(&"N".repeat(128), GIB, "store"), LIMIT)?)?;
     ensure!(long.volume_id.len() == 42, "a long name became {}", long.volume_id);
     expect_granted("delete it", csi.delete(&long.volume_id, LIMIT)?)
 }
@@ -160,7 +172,7 @@ fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
     let added = added.collect::<Result<Value>>()?;
     change(&fields.iter().map(|field| json!({ "op": "remove", "path": field })).collect())?;
     // The server takes a moment to apply a CRD.
-    let new = NewVolume::new("pvc-newer", GIB, "store").parameter("transport", "ublk");
+    let new = RequestedVolume::new("pvc-newer", GIB, "store").parameter("transport", "ublk");
     let answer = until("the driver to name the definitions", LIMIT, || match csi.create(&new, LIMIT)? {
         Err(answer) => Ok(Some(answer)),
         Ok(_) => csi.delete("pvc-newer", LIMIT).map(|_| None),
@@ -168,7 +180,10 @@ fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
     expect_refused::<()>("a newer field", Err(answer), "FailedPrecondition", "older than this driver")?;
     let left = world.kubectl(["get", "volumes", "--output=name"])?;
     ensure!(!left.contains("pvc-newer"), "a volume without the field was made: {left}");
-    expect_granted("create without it", csi.create(&NewVolume::new("pvc-older", GIB, "store"), LIMIT)?)?;
+    expect_granted(
+        "create without it",
+        csi.create(&RequestedVolume::new("pvc-older", GIB, "store"), LIMIT)?,
+    )?;
     let limited = csi.modify("pvc-older", &[("maxThroughput", "1Mi")], SHORT)?;
     expect_refused("limits", limited, "FailedPrecondition", "unknown field \"spec.limits.throughput\"")?;
     change(&added)?;
@@ -181,7 +196,7 @@ fn older_definitions(world: &World, csi: &Csi) -> Result<()> {
 /// The driver dies after it created the object and before it is provisioned.
 fn kill_while_creating(controller: &CsiService) -> Result<()> {
     let csi = controller.csi();
-    let waiting = thread::spawn(move || csi.create(&NewVolume::new("pvc-2", GIB, "store"), LIMIT));
+    let waiting = thread::spawn(move || csi.create(&RequestedVolume::new("pvc-2", GIB, "store"), LIMIT));
     let csi = controller.csi();
     until("the driver to create the object", LIMIT, || {
         let listed = expect_granted("list", csi.list()?)?;
@@ -202,7 +217,7 @@ fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Res
     let first = expect_granted("snapshot", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
     let repeated = expect_granted("snapshot again", csi.snapshot("backup", "pvc-1", LIMIT)?)?;
     ensure!(first == repeated && first.ready_to_use && first.size_bytes == GIB, "{first:?} and {repeated:?}");
-    expect_granted("another volume", csi.create(&NewVolume::new("pvc-other", GIB, "store"), LIMIT)?)?;
+    expect_granted("another volume", csi.create(&RequestedVolume::new("pvc-other", GIB, "store"), LIMIT)?)?;
     let other = csi.snapshot("backup", "pvc-other", LIMIT)?;
     expect_refused("another source", other, "AlreadyExists", "Volume `pvc-1` as its source")?;
 
@@ -227,24 +242,24 @@ fn snapshots(world: &World, controller: &CsiService, operator: &Operator) -> Res
     ensure!(expect_granted("list", csi.snapshots("pvc-other")?)?.is_empty(), "snapshots of another volume");
 
     report::step("volumes are created from a snapshot and from a volume, and outlive them");
-    let restored = NewVolume::new("pvc-restored", 0, "store").from_snapshot("backup");
+    let restored = RequestedVolume::new("pvc-restored", 0, "store").from_snapshot("backup");
     let created = expect_granted("restore", csi.create(&restored, LIMIT)?)?;
     ensure!(created.capacity_bytes == GIB && created.content_source.is_some(), "{created:?}");
-    let larger = NewVolume::new("pvc-clone", 2 * GIB, "store").from_volume("pvc-1");
+    let larger = RequestedVolume::new("pvc-clone", 2 * GIB, "store").from_volume("pvc-1");
     let created = expect_granted("clone", csi.create(&larger, LIMIT)?)?;
     ensure!(created.capacity_bytes == 2 * GIB && created.content_source.is_some(), "{created:?}");
-    let small = NewVolume::new("pvc-small", GIB / 2, "store").from_snapshot("backup");
+    let small = RequestedVolume::new("pvc-small", GIB / 2, "store").from_snapshot("backup");
     expect_refused("a smaller one", csi.create(&small, LIMIT)?, "OutOfRange", "volume_content_source")?;
     for of_xfs in [
-        NewVolume::new("pvc-xfs", GIB, "store").from_snapshot("backup"),
-        NewVolume::new("pvc-xfs", GIB, "store").from_volume("pvc-1"),
+        RequestedVolume::new("pvc-xfs", GIB, "store").from_snapshot("backup"),
+        RequestedVolume::new("pvc-xfs", GIB, "store").from_volume("pvc-1"),
     ] {
         let refused = csi.create(&of_xfs.with_use(&Use::mounted("xfs")), LIMIT)?;
         expect_refused("another file system", refused, "InvalidArgument", "fstype is ext4")?;
     }
-    let lost = NewVolume::new("pvc-lost", GIB, "store").from_snapshot("nothing");
+    let lost = RequestedVolume::new("pvc-lost", GIB, "store").from_snapshot("nothing");
     expect_refused("no such snapshot", csi.create(&lost, LIMIT)?, "NotFound", "is named `nothing`")?;
-    let empty = csi.create(&NewVolume::new("pvc-restored", GIB, "store"), LIMIT)?;
+    let empty = csi.create(&RequestedVolume::new("pvc-restored", GIB, "store"), LIMIT)?;
     expect_refused("another content", empty, "AlreadyExists", "another initial content")?;
     for snapshot in ["backup", "backup", "later", "nothing", "No Name"] {
         expect_granted("delete a snapshot", csi.delete_snapshot(snapshot)?)?;
@@ -371,8 +386,8 @@ fn withdraw(world: &World, controller: &CsiService) -> Result<()> {
 
 fn in_background<T: Send + 'static>(
     csi: &Csi,
-    ask: impl FnOnce(&Csi) -> Result<Answer<T>> + Send + 'static,
-) -> thread::JoinHandle<Result<Answer<T>>> {
+    ask: impl FnOnce(&Csi) -> Result<CsiResponse<T>> + Send + 'static,
+) -> thread::JoinHandle<Result<CsiResponse<T>>> {
     let csi = csi.clone();
     thread::spawn(move || ask(&csi))
 }

@@ -6,9 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted, expect_refused};
-use holdfast_lab::csi_node::{Claim, CsiNode};
-use holdfast_lab::node::{Node, SIGKILL};
+use holdfast_lab::csi::{Csi, LIMIT, RequestedVolume, Use, expect_granted, expect_refused};
+use holdfast_lab::csi_node::{CsiNode, PublishedVolume};
+use holdfast_lab::node::{NodeDaemon, SIGKILL};
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
@@ -47,7 +47,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     expect_granted("expand", csi.expand(&data.volume, 3 * GIB)?)?;
     let b = world.node("b", "auto", "")?;
     let on_b = CsiNode::start(world.vm("b")?)?;
-    let moved = Claim { context: publish(&csi, &data.volume, "b")?, ..data };
+    let moved = PublishedVolume { context: publish(&csi, &data.volume, "b")?, ..data };
     expect_granted("stage", on_b.stage(&moved, LIMIT)?)?;
     expect_granted("publish", on_b.publish(&moved, "pod", false)?)?;
     let target = moved.target("pod");
@@ -96,10 +96,10 @@ fn register(node: &CsiNode) -> Result<()> {
 ///
 /// # Errors
 /// If the driver rejects it.
-pub fn claim(csi: &Csi, name: &str, node: &str, usage: &Use) -> Result<Claim> {
-    expect_granted("create", csi.create(&NewVolume::new(name, GIB, "store").with_use(usage), LIMIT)?)?;
+pub fn claim(csi: &Csi, name: &str, node: &str, usage: &Use) -> Result<PublishedVolume> {
+    expect_granted("create", csi.create(&RequestedVolume::new(name, GIB, "store").with_use(usage), LIMIT)?)?;
     let context = publish(csi, name, node)?;
-    Ok(Claim { volume: name.to_owned(), context, usage: usage.clone() })
+    Ok(PublishedVolume { volume: name.to_owned(), context, usage: usage.clone() })
 }
 
 /// Publishes a volume on a node, once the node has registered.
@@ -116,7 +116,7 @@ pub fn publish(csi: &Csi, volume: &str, node: &str) -> Result<HashMap<String, St
 
 /// Expands a claim under load, including its file system, if the kernel can resize a served device; changes
 /// its settings.
-fn grow(csi: &Csi, node: &CsiNode, data: &Claim, resizes: bool) -> Result<()> {
+fn grow(csi: &Csi, node: &CsiNode, data: &PublishedVolume, resizes: bool) -> Result<()> {
     report::step("expand and modify the claim in use");
     let (vm, first) = (node.vm(), data.target("first"));
     let load = format!(
@@ -158,7 +158,7 @@ fn grow(csi: &Csi, node: &CsiNode, data: &Claim, resizes: bool) -> Result<()> {
     vm.exec(&format!("rm -f {first}/load*")).map(drop)
 }
 
-fn ext4(csi: &Csi, node: &CsiNode, data: &Claim, resizes: bool) -> Result<()> {
+fn ext4(csi: &Csi, node: &CsiNode, data: &PublishedVolume, resizes: bool) -> Result<()> {
     report::step("stage, publish and use a file system, each twice");
     for _ in 0..2 {
         expect_granted("stage", node.stage(data, LIMIT)?)?;
@@ -171,7 +171,7 @@ fn ext4(csi: &Csi, node: &CsiNode, data: &Claim, resizes: bool) -> Result<()> {
     node.vm().exec(&format!(
         "echo kept > {first}/file; grep -qx kept {second}/file; if touch {second}/file 2>/dev/null; then exit 1; fi; sync -f {first}"
     ))?;
-    let single_pod = Claim { usage: Use::mounted_by_one("ext4"), ..data.clone() };
+    let single_pod = PublishedVolume { usage: Use::mounted_by_one("ext4"), ..data.clone() };
     let third = node.publish(&single_pod, "third", false)?;
     expect_refused("a second pod of a claim for one", third, "FailedPrecondition", "one pod at a time")?;
     let total = expect_granted("stats", node.total(data, "first")?)?;
@@ -180,7 +180,7 @@ fn ext4(csi: &Csi, node: &CsiNode, data: &Claim, resizes: bool) -> Result<()> {
     let larger = node.expand(data, "first", 2 * GIB)?;
     expect_refused("a device that is too small", larger, "Unavailable", "not 2147483648 yet")?;
     grow(csi, node, data, resizes)?;
-    let other = Claim { usage: Use::mounted("xfs"), ..data.clone() };
+    let other = PublishedVolume { usage: Use::mounted("xfs"), ..data.clone() };
     expect_granted("unpublish", node.unpublish(data, "second")?)?;
     expect_granted("unpublish again", node.unpublish(data, "second")?)?;
     release(node, data, "first")?;
@@ -194,7 +194,7 @@ fn ext4(csi: &Csi, node: &CsiNode, data: &Claim, resizes: bool) -> Result<()> {
 }
 
 /// Checks that a request is rejected without touching any device while no daemon serves them.
-fn check_requests_without_daemon(daemon: &Node, node: &CsiNode, data: &Claim) -> Result<()> {
+fn check_requests_without_daemon(daemon: &NodeDaemon, node: &CsiNode, data: &PublishedVolume) -> Result<()> {
     report::step("kill the node daemon: requests are rejected at once, and succeed again after its return");
     daemon.kill()?;
     expect_refused("unstage", node.unstage(data, AT_ONCE)?, "Unavailable", "the node daemon did not answer")?;
@@ -237,7 +237,7 @@ fn kill_while_staging(csi: &Csi, node: &CsiNode) -> Result<()> {
 }
 
 /// Gives an xfs the superblock that an interrupted mkfs.xfs leaves.
-fn unfinished(node: &CsiNode, killed: &Claim) -> Result<()> {
+fn unfinished(node: &CsiNode, killed: &PublishedVolume) -> Result<()> {
     report::step("stage an xfs that mkfs did not complete");
     let device = node.vm().exec(&format!("findmnt -no SOURCE {}", killed.staging()))?;
     let device = device.trim();
@@ -271,7 +271,7 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
     ensure!(total == GIB, "a device of {total} bytes");
     release(node, &raw, "pod")?;
 
-    let mounted = Claim { usage: Use::mounted("btrfs"), ..raw };
+    let mounted = PublishedVolume { usage: Use::mounted("btrfs"), ..raw };
     expect_refused("unknown data", node.stage(&mounted, LIMIT)?, "FailedPrecondition", "was not formatted")?;
     let epoch: u64 = mounted.context.get("epoch").context("an epoch")?.parse()?;
     let allow = |epoch: u64| {
@@ -302,7 +302,7 @@ fn raw(world: &World, csi: &Csi, node: &CsiNode) -> Result<()> {
 ///
 /// # Errors
 /// If the driver rejects it, or leaves something behind.
-pub fn release(node: &CsiNode, claim: &Claim, pod: &str) -> Result<()> {
+pub fn release(node: &CsiNode, claim: &PublishedVolume, pod: &str) -> Result<()> {
     expect_granted("unpublish", node.unpublish(claim, pod)?)?;
     expect_granted("unstage", node.unstage(claim, LIMIT)?)?;
     expect_granted("unstage again", node.unstage(claim, LIMIT)?)?;

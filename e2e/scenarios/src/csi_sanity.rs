@@ -5,8 +5,8 @@ use std::fmt::Write;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::csi_node::{CsiNode, SOCKET};
 use holdfast_lab::vm::HOST;
-use holdfast_lab::vm::machine::Options;
-use holdfast_lab::wire::Program;
+use holdfast_lab::vm::machine::MachineOptions;
+use holdfast_lab::wire::GuestProgram;
 use holdfast_lab::world::World;
 
 use super::keeper::start_keeper;
@@ -40,7 +40,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Runs on a node without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
     check_counts(sanity_on(world, || {
-        start_keeper(&*world.vm_with("a", Options::without_ublk)?, "keeper", false)
+        start_keeper(&*world.vm_with("a", MachineOptions::without_ublk)?, "keeper", false)
     })?)
 }
 
@@ -69,11 +69,11 @@ fn sanity_on(world: &World, boot: impl FnOnce() -> Result<()>) -> Result<SanityC
     let vm = driver.vm();
     vm.put_file(KUBECONFIG, 0o600, world.csi_kubeconfig(HOST)?.as_bytes())?;
     let endpoint = format!("--endpoint=unix://{CONTROLLER}");
-    let mut controller = Program {
+    let mut controller = GuestProgram {
         argv: ["holdfast-csi", "controller", &endpoint, "--metrics-address=127.0.0.1:0"]
             .map(str::to_owned)
             .to_vec(),
-        ..Program::default()
+        ..GuestProgram::default()
     };
     controller.env.insert("KUBECONFIG".to_owned(), KUBECONFIG.to_owned());
     controller.env.insert("RUST_LOG".to_owned(), "info".to_owned());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, PROGRAM};
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::vm::Vm;
 use holdfast_lab::world::World;
@@ -40,7 +40,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let vm = world.vm("a")?;
-    let node = Node::start(Arc::clone(&vm), &Control::standalone(&s3, BUCKET), "auto", "")?;
+    let node = NodeDaemon::start(Arc::clone(&vm), &ControlInterface::standalone(&s3, BUCKET), "auto", "")?;
     node.cli(&["create", VOLUME, "--size", "256Mi", "--store", "store"])?;
     let device = attach(&node)?;
     let sound = vm.exec(&format!(
@@ -58,7 +58,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// A byte of a segment, found by a scrub; the node's copy is stored again, so that another node can read it.
-fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
+fn scrub(s3: &S3Server, node: &NodeDaemon) -> Result<()> {
     let vm = node.vm();
     node.cli(&["create", SCRUBBED, "--size", "256Mi", "--store", "store"])?;
     node.cli(&["attach", SCRUBBED, "--store", "store"])?;
@@ -107,7 +107,7 @@ fn scrub(s3: &S3Server, node: &Node) -> Result<()> {
 }
 
 /// A byte of a segment: reads of its block fail, the log names the object, other blocks are served.
-fn damage_segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
+fn damage_segment(s3: &S3Server, node: &NodeDaemon, sound: &str) -> Result<()> {
     let segments = s3.keys(BUCKET, &format!("volumes/{VOLUME}/segments/"))?;
     let [segment] = segments.as_slice() else { bail!("one segment was uploaded, not {segments:?}") };
     s3.flip_byte(BUCKET, segment, BLOCK_BYTES / 2)?;
@@ -130,7 +130,7 @@ fn damage_segment(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
 /// A byte of the log record that an attach reads, written by the detach: the volume is not attached, and the
 /// object is named. A byte of the commit before it: a scrub names it, and the volume is served, even by the
 /// next daemon, which reads the following records.
-fn damage_record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
+fn damage_record(s3: &S3Server, node: &NodeDaemon, sound: &str) -> Result<()> {
     let vm = node.vm();
     let records = s3.keys(BUCKET, &format!("volumes/{VOLUME}/log/"))?;
     let detach = records.last().context("there is no log")?;
@@ -163,7 +163,7 @@ fn damage_record(s3: &S3Server, node: &Node, sound: &str) -> Result<()> {
 /// The newest slot of a page, synced before the power failure: its content is unknown, and the other slot is
 /// older, so nothing is served. If only the daemon restarts, the next one recovers the device and rewrites
 /// the page.
-fn damage_map(node: &Node, sound: &str) -> Result<()> {
+fn damage_map(node: &NodeDaemon, sound: &str) -> Result<()> {
     let vm = node.vm();
     let device = attach(node)?;
     vm.exec(&format!(
@@ -208,14 +208,14 @@ fn damage_map(node: &Node, sound: &str) -> Result<()> {
     node.cli(&["detach", VOLUME]).map(drop)
 }
 
-fn attach(node: &Node) -> Result<String> {
+fn attach(node: &NodeDaemon) -> Result<String> {
     let device = node.cli(&["attach", VOLUME, "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)
 }
 
 /// An attach fails, reports all of `because`, and leaves no device.
-fn expect_attach_refused(node: &Node, because: &[&str]) -> Result<()> {
+fn expect_attach_refused(node: &NodeDaemon, because: &[&str]) -> Result<()> {
     let error = attach(node).err().context("a damaged volume was attached")?;
     let text = format!("{error:#}");
     for part in because {

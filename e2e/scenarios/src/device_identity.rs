@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, SIGKILL};
 use holdfast_lab::report;
-use holdfast_lab::s3::proxy::{Fault, FaultProxy, Rule};
+use holdfast_lab::s3::proxy::{FaultProxy, ProxyFault, Rule};
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
-use holdfast_lab::wire::Program;
+use holdfast_lab::wire::GuestProgram;
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "identity";
@@ -22,9 +22,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
-    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let control =
+        ControlInterface::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     world.share(&world.programs()?.join("examples/stop_device"), "bin/stop-device")?;
-    let node = Node::start(world.vm("a")?, &control, "auto", "")?;
+    let node = NodeDaemon::start(world.vm("a")?, &control, "auto", "")?;
     for (volume, _) in MARKS {
         node.cli(&["create", volume, "--size", "64Mi", "--store", "store"])?;
     }
@@ -58,9 +59,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     write_mark(&node, 1)?;
     node.vm().reset()?;
     node.restart()?;
-    let attaching = Program {
+    let attaching = GuestProgram {
         argv: ["holdfast-node", "attach", "y", "--store", "store"].map(str::to_owned).to_vec(),
-        ..Program::default()
+        ..GuestProgram::default()
     };
     proxy.set_rules(vec![rule("y", Some("PUT"), "segments")]);
     node.vm().spawn("attach", &attaching)?;
@@ -88,7 +89,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// Another program stops the device of `y`, then deletes it: the volume is unserved, and after a detach and
 /// an attach it is served with its data.
-fn check_foreign_stop(node: &Node) -> Result<()> {
+fn check_foreign_stop(node: &NodeDaemon) -> Result<()> {
     for options in ["", " --delete"] {
         report::step(format_args!("another program runs stop-device{options}"));
         node.vm().exec(&format!("stop-device{options} 0; ! test -e {DEVICE}"))?;
@@ -112,16 +113,16 @@ fn rule(volume: &str, method: Option<&'static str>, part: &str) -> Rule {
         "%2F" => format!("volumes%2F{volume}%2F"),
         part => format!("volumes/{volume}/{part}"),
     };
-    Rule { method, target, first_only: false, fault: Fault::SlowDown }
+    Rule { method, target, first_only: false, fault: ProxyFault::SlowDown }
 }
 
-fn attach(node: &Node, volume: &str) -> Result<()> {
+fn attach(node: &NodeDaemon, volume: &str) -> Result<()> {
     let device = node.cli(&["attach", volume, "--store", "store"])?;
     ensure!(device.trim() == DEVICE, "{volume} got {device}");
     node.vm().wait_block_device(DEVICE, LIMIT)
 }
 
-fn write_mark(node: &Node, number: usize) -> Result<()> {
+fn write_mark(node: &NodeDaemon, number: usize) -> Result<()> {
     let (_, mark) = MARKS[number];
     node.vm().exec(&format!(
         "yes {mark} | head -c 65536 > /tmp/{mark} || true; \
@@ -131,7 +132,7 @@ fn write_mark(node: &Node, number: usize) -> Result<()> {
 }
 
 /// Checks that the device holds the mark of this volume, bypassing the page cache.
-fn check_mark(node: &Node, number: usize) -> Result<()> {
+fn check_mark(node: &NodeDaemon, number: usize) -> Result<()> {
     let (volume, mark) = MARKS[number];
     let read = format!(
         "yes {mark} | head -c 65536 > /tmp/{mark} || true; \
@@ -141,21 +142,23 @@ fn check_mark(node: &Node, number: usize) -> Result<()> {
 }
 
 /// Detaches `x`, and kills the daemon at the moment when the block device disappears.
-fn kill_when_device_disappears(node: &Node) -> Result<()> {
+fn kill_when_device_disappears(node: &NodeDaemon) -> Result<()> {
     let killer = format!(
         "pid=$(pgrep -x holdfast-node); echo ready; while test -e {DEVICE}; do :; done; kill -9 $pid"
     );
     node.vm().spawn("killer", &bash(&killer))?;
     node.vm().wait_log("killer", "ready", LIMIT)?;
-    let detach =
-        Program { argv: ["holdfast-node", "detach", "x"].map(str::to_owned).to_vec(), ..Program::default() };
+    let detach = GuestProgram {
+        argv: ["holdfast-node", "detach", "x"].map(str::to_owned).to_vec(),
+        ..GuestProgram::default()
+    };
     node.vm().spawn("detach", &detach)?;
     node.vm().wait(holdfast_lab::node::PROGRAM, LIMIT)?;
     node.vm().wait("killer", LIMIT)?;
     node.vm().wait("detach", LIMIT).map(drop)
 }
 
-fn has_state(node: &Node, volume: &str, state: &str) -> Result<bool> {
+fn has_state(node: &NodeDaemon, volume: &str, state: &str) -> Result<bool> {
     let list = node.cli(&["list"])?;
     Ok(list.lines().any(|line| {
         let mut words = line.split_whitespace();
@@ -163,7 +166,7 @@ fn has_state(node: &Node, volume: &str, state: &str) -> Result<bool> {
     }))
 }
 
-fn wait_y_served(node: &Node) -> Result<()> {
+fn wait_y_served(node: &NodeDaemon) -> Result<()> {
     until("y to be served", LIMIT, || Ok(has_state(node, "y", "Attached")?.then_some(())))?;
     let list = node.cli(&["list"])?;
     let owners: Vec<&str> = list.lines().filter(|line| line.contains(DEVICE)).collect();

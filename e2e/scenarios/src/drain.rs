@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
@@ -37,7 +37,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), "auto", DATA)?;
+    let node = NodeDaemon::start(world.vm("a")?, &ControlInterface::standalone(&s3, BUCKET), "auto", DATA)?;
     let vm = node.vm();
     let pid = confine(&node)?;
     node.cli(&["create", NAME, "--size", &format!("{dirty_mib}Mi"), "--store", "store"])?;
@@ -85,7 +85,7 @@ pub fn drain(world: &World, dirty_mib: u64) -> Result<f64> {
 }
 
 /// Limits the memory of the daemon, including everything charged to it. Returns its pid.
-fn confine(node: &Node) -> Result<String> {
+fn confine(node: &NodeDaemon) -> Result<String> {
     let pid = node.vm().exec(&format!(
         "mount -t cgroup2 none /sys/fs/cgroup; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {CGROUP}; \
          echo {MEMORY_MIB}M > {CGROUP}/memory.max; pgrep -x holdfast-node | tee {CGROUP}/cgroup.procs"
@@ -94,7 +94,7 @@ fn confine(node: &Node) -> Result<String> {
 }
 
 /// Returns the daemon's memory use, and its peak.
-fn memory(node: &Node, pid: &str) -> Result<String> {
+fn memory(node: &NodeDaemon, pid: &str) -> Result<String> {
     node.vm().exec(&format!(
         "grep -E '^(VmHWM|VmRSS|RssAnon|RssShmem|RssFile)' /proc/{pid}/status; cd {CGROUP}; \
          echo memory.current $(cat memory.current) memory.peak $(cat memory.peak); grep -E '^(anon|file|shmem) ' memory.stat"

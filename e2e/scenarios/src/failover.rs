@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::cluster::{Cluster, Extras, NODES, Store, TOOLS_IMAGE};
+use holdfast_lab::cluster::{Cluster, ClusterStore, Extras, NODES, TOOLS_IMAGE};
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -38,7 +38,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let [lost, other] = NODES;
     // Until the last pod that must be on the lost node is running.
     world.kubectl(["cordon", other])?;
-    cluster.install(&Store { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
+    cluster.install(&ClusterStore { name: STORE, bucket: BUCKET, endpoint: &s3.endpoint_in_vm() })?;
     play(world, &cluster, (lost, other)).with_context(|| cluster.describe())
 }
 

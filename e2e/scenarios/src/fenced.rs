@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "fenced";
@@ -17,8 +17,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let old = Node::start(world.vm("a")?, &control, "auto", "")?;
+    let control = ControlInterface::standalone(&s3, BUCKET);
+    let old = NodeDaemon::start(world.vm("a")?, &control, "auto", "")?;
     old.cli(&["create", "disk", "--size", "256Mi", "--store", "store"])?;
     attach(&old, &[])?;
     write(&old, COMMITTED)?;
@@ -26,7 +26,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     attach(&old, &["--max-dirty-age", "1h"])?;
     let preserved = write(&old, KEPT)?;
 
-    let new = Node::start(world.vm("b")?, &control, "auto", "")?;
+    let new = NodeDaemon::start(world.vm("b")?, &control, "auto", "")?;
     let device = attach(&new, &["--take-over", "2"])?;
     let sum = new.vm().exec(&read(&device, KEPT))?;
     ensure!(sum != preserved, "what was never uploaded is on the other node");
@@ -53,14 +53,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     Ok(())
 }
 
-fn attach(node: &Node, options: &[&str]) -> Result<String> {
+fn attach(node: &NodeDaemon, options: &[&str]) -> Result<String> {
     let device = node.cli(&[&["attach", "disk", "--store", "store"], options].concat())?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)
 }
 
 /// Writes noise to a block, without a flush. Returns its checksum.
-fn write(node: &Node, block: u64) -> Result<String> {
+fn write(node: &NodeDaemon, block: u64) -> Result<String> {
     node.vm().exec(&format!(
         "dd if=/dev/urandom of=/tmp/noise bs={BLOCK_BYTES} count=1 status=none; \
          dd if=/tmp/noise of=/dev/ublkb0 bs={BLOCK_BYTES} seek={block} oflag=direct conv=notrunc status=none; \

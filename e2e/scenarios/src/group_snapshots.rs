@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::operator::Operator;
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -31,7 +31,7 @@ const MAX_WRITE: Duration = Duration::from_secs(30);
 
 /// A Volume and the node that serves it.
 struct PlacedVolume<'a> {
-    node: &'a Node,
+    node: &'a NodeDaemon,
     device: String,
 }
 
@@ -54,14 +54,14 @@ impl PlacedVolume<'_> {
 }
 
 /// Numbers written to the first Volume, and then to the second one, without a pause.
-struct Writer<'a> {
+struct PairWriter<'a> {
     first: &'a PlacedVolume<'a>,
     second: &'a PlacedVolume<'a>,
     done: AtomicU64,
     stop: AtomicBool,
 }
 
-impl Writer<'_> {
+impl PairWriter<'_> {
     /// Returns the longest duration of a write.
     fn run(&self) -> Result<Duration> {
         let mut longest = Duration::ZERO;
@@ -95,9 +95,9 @@ pub(super) fn run(world: &World) -> Result<()> {
         apply(world, &volume(name, "store", "64Mi"))?;
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, "user-copy", "")?;
-    let b = Node::start(world.vm("b")?, &control, "user-copy", "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(world.vm("a")?, &control, "user-copy", "")?;
+    let b = NodeDaemon::start(world.vm("b")?, &control, "user-copy", "")?;
     let left = PlacedVolume { node: &a, device: serve(world, &a, "left")? };
     let right = PlacedVolume { node: &b, device: serve(world, &b, "right")? };
 
@@ -131,7 +131,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// written before each of [`GROUPS`] was requested.
 fn take_groups(world: &World, left: &PlacedVolume<'_>, right: &PlacedVolume<'_>) -> Result<Vec<u64>> {
     report::step("write both alternately, and snapshot them and a detached one three times meanwhile");
-    let writer = Writer { first: left, second: right, done: 0.into(), stop: false.into() };
+    let writer = PairWriter { first: left, second: right, done: 0.into(), stop: false.into() };
     let (longest, before) = thread::scope(|scope| {
         let writes = scope.spawn(|| writer.run());
         let groups = || -> Result<Vec<u64>> {
@@ -183,7 +183,7 @@ fn check_restored(
 }
 
 /// A group of two Volumes waits for the daemon of one of them, and writes to the other one do not.
-fn check_killed_daemon(world: &World, killed: &Node, left: &PlacedVolume<'_>) -> Result<()> {
+fn check_killed_daemon(world: &World, killed: &NodeDaemon, left: &PlacedVolume<'_>) -> Result<()> {
     report::step("kill the daemon of one Volume: the others are written, and the group waits for it");
     killed.kill()?;
     apply(world, &group("patient", "[left, right]"))?;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -38,7 +38,8 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 fn run(world: &World, transport: &str) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(world.vm("a")?, &Control::standalone(&s3, BUCKET), transport, DATA)?;
+    let node =
+        NodeDaemon::start(world.vm("a")?, &ControlInterface::standalone(&s3, BUCKET), transport, DATA)?;
     let vm = node.vm();
     let device = attach(&node, HELD, "object")?;
     let other = attach(&node, OTHER, "local")?;
@@ -88,7 +89,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
     node.terminate()
 }
 
-fn attach(node: &Node, name: &str, durability: &str) -> Result<String> {
+fn attach(node: &NodeDaemon, name: &str, durability: &str) -> Result<String> {
     node.cli(&["create", name, "--size", "64Mi", "--store", "store"])?;
     let attached = node.cli(&["attach", name, "--store", "store", "--durability", durability])?;
     let device = attached.trim().to_owned();

@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, SIGKILL};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
 
@@ -107,14 +107,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// If anything fails that is not counted.
 pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<HostOutcome> {
     let mut outcome = HostOutcome { attaches, ends: ends_due, ..HostOutcome::default() };
-    let vm = world.vm_with("a", Options::systemd)?;
+    let vm = world.vm_with("a", MachineOptions::systemd)?;
     let active = "cat /proc/1/comm; systemctl is-active systemd-udevd multipathd lvm2-monitor; \
                   sysctl -qw kernel.hung_task_timeout_secs=60";
     let found = vm.exec(active)?;
     ensure!(found == "systemd\nactive\nactive\nactive\n", "not a host with its daemons: {found}");
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", "")?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "auto", "")?;
 
     script(&node, SIGNATURES)?;
     outcome.foreign.extend(host_uses(world, &node)?);
@@ -135,19 +135,19 @@ pub fn rounds(world: &World, attaches: usize, ends_due: usize) -> Result<HostOut
     Ok(outcome)
 }
 
-fn script(node: &Node, script: &str) -> Result<String> {
+fn script(node: &NodeDaemon, script: &str) -> Result<String> {
     node.vm().exec(&format!("{SHELL}{script}"))
 }
 
 /// Returns the host's own uses of a volume.
-fn host_uses(world: &World, node: &Node) -> Result<Vec<String>> {
+fn host_uses(world: &World, node: &NodeDaemon) -> Result<Vec<String>> {
     let partitions = if world.kernel().is_at_least(7, 0) { PARTITIONS } else { "" };
     let found = script(node, &format!("{FOREIGN}{partitions}"))?;
     Ok(found.lines().map(str::to_owned).collect())
 }
 
 /// A device without a mark, like one of another program, is processed according to udev's own rules.
-fn check_udev_marks(node: &Node) -> Result<()> {
+fn check_udev_marks(node: &NodeDaemon) -> Result<()> {
     let found = script(
         node,
         "device=$(device data); mark=/run/udev/holdfast/${device#/dev/}; test -s $mark\n\
@@ -159,7 +159,7 @@ fn check_udev_marks(node: &Node) -> Result<()> {
 }
 
 /// A clone of a mounted file system has its UUID. Both are mounted at the same time.
-fn check_clone(node: &Node) -> Result<()> {
+fn check_clone(node: &NodeDaemon) -> Result<()> {
     let found = script(
         node,
         "mkdir -p /mnt/data /mnt/clone; mount $(device data) /mnt/data\n\
@@ -173,7 +173,7 @@ fn check_clone(node: &Node) -> Result<()> {
 
 /// The daemon exits in each way while all devices are in use. In the meantime, programs that do not access
 /// our devices do not wait.
-fn end_daemon(node: &Node, due: usize) -> Result<()> {
+fn end_daemon(node: &NodeDaemon, due: usize) -> Result<()> {
     for number in 0..due {
         match number % 3 {
             0 => {
@@ -192,7 +192,7 @@ fn end_daemon(node: &Node, due: usize) -> Result<()> {
     Ok(())
 }
 
-fn check_host_while_quiesced(node: &Node) -> Result<()> {
+fn check_host_while_quiesced(node: &NodeDaemon) -> Result<()> {
     script(
         node,
         "timeout 30 lvs --config 'devices { global_filter = [ \"r|^/dev/ublkb|\" ] }'\n\
@@ -203,7 +203,7 @@ fn check_host_while_quiesced(node: &Node) -> Result<()> {
 }
 
 /// Volumes are detached and attached again alternately.
-fn reattach_volumes(node: &Node, rounds: usize) -> Result<()> {
+fn reattach_volumes(node: &NodeDaemon, rounds: usize) -> Result<()> {
     script(
         node,
         &format!(
@@ -227,7 +227,7 @@ fn report_longest_scan(vm: &Vm) -> Result<()> {
 
 /// Each use of a device prevents its detach, and is named: a mount in another mount namespace, the loop
 /// device of a raw volume, a logical volume activated by the user.
-fn check_holders(node: &Node) -> Result<()> {
+fn check_holders(node: &NodeDaemon) -> Result<()> {
     node.vm().spawn("agent", &bash("exec unshare --mount --propagation private sleep 100000"))?;
     script(
         node,
@@ -258,7 +258,7 @@ fn check_holders(node: &Node) -> Result<()> {
     .map(drop)
 }
 
-fn expect_detach_refused(node: &Node, volume: &str, says: &str) -> Result<()> {
+fn expect_detach_refused(node: &NodeDaemon, volume: &str, says: &str) -> Result<()> {
     let refused = node.cli(&["detach", volume]).err().with_context(|| format!("{volume} is in use"))?;
     let refused = format!("{refused:#}");
     ensure!(refused.contains(says), "not {says:?}: {refused}");

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, PROGRAM};
 use holdfast_lab::report;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -27,8 +27,8 @@ const FSYNC: &str = "74 ";
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let node = Node::start(world.vm("a")?, &control, "auto", "memory_volumes = \"128Mi\"")?;
+    let control = ControlInterface::standalone(&s3, BUCKET);
+    let node = NodeDaemon::start(world.vm("a")?, &control, "auto", "memory_volumes = \"128Mi\"")?;
     let vm = node.vm();
     for name in [MOUNTED, UNMOUNTED, WAITING] {
         node.cli(&["create", name, "--size", "256Mi", "--store", "store"])?;
@@ -88,7 +88,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     node.terminate()
 }
 
-fn attach(node: &Node, name: &str) -> Result<String> {
+fn attach(node: &NodeDaemon, name: &str) -> Result<String> {
     let durability = if name == WAITING { "object" } else { "local" };
     let device = node.cli_with_retries(&["attach", name, "--store", "store", "--durability", durability])?;
     node.vm().wait_block_device(device.trim(), LIMIT)?;

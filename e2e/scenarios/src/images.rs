@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_lab::command::{as_root, output};
 use holdfast_lab::images::{self, Built};
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
+use holdfast_lab::setup::BuildProfile;
 use holdfast_lab::world::World;
 use serde_json::Value;
 
@@ -30,8 +30,9 @@ const TOOLS: &[&str] = &[
 ];
 
 pub(super) fn run(world: &World) -> Result<()> {
-    let [first, second] = ["first", "second"]
-        .map(|name| images::build(world.toolbox(), Profile::Dev, &world.dir().join("images").join(name)));
+    let [first, second] = ["first", "second"].map(|name| {
+        images::build(world.toolbox(), BuildProfile::Dev, &world.dir().join("images").join(name))
+    });
     for (one, other) in first?.iter().zip(second?) {
         ensure!(one.written == other.written, "{:?} is not {:?}", one.written, other.written);
         report::step(format_args!("{}: {:?}", one.recipe.name, one.written));

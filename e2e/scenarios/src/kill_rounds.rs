@@ -16,9 +16,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::chance::Chance;
 use holdfast_lab::churn::ensure_reported_exist;
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::world::World;
 use serde_json::Value;
@@ -32,14 +32,14 @@ const SIGKILL: i32 = 9;
 const SIGINT: i32 = 2;
 /// The raw volume, then those with file systems, named after them.
 const RAW: &str = "raw";
-const FILE_SYSTEMS: [FileSystem; 3] = [
-    FileSystem { name: "ext4", make: "mkfs.ext4 -q -F", check: "e2fsck -fn" },
-    FileSystem {
+const FILE_SYSTEMS: [TestedFileSystem; 3] = [
+    TestedFileSystem { name: "ext4", make: "mkfs.ext4 -q -F", check: "e2fsck -fn" },
+    TestedFileSystem {
         name: "xfs",
         make: "mkfs.xfs -q -f -c options=/usr/share/xfsprogs/mkfs/lts_6.6.conf",
         check: "xfs_repair -n",
     },
-    FileSystem { name: "btrfs", make: "mkfs.btrfs -q -f", check: "btrfs check" },
+    TestedFileSystem { name: "btrfs", make: "mkfs.btrfs -q -f", check: "btrfs check" },
 ];
 const SIZE: &str = "320Mi";
 /// All volumes on one thread, with continuous uploads.
@@ -52,13 +52,13 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
 
 /// A file system and the programs that create and check it.
-struct FileSystem {
+struct TestedFileSystem {
     name: &'static str,
     make: &'static str,
     check: &'static str,
 }
 
-impl FileSystem {
+impl TestedFileSystem {
     fn mount_point(&self) -> String {
         format!("/mnt/{}", self.name)
     }
@@ -103,7 +103,7 @@ pub(super) fn fuse(world: &World) -> Result<()> {
 /// Those of [`rounds`].
 pub fn without_ublk(world: &World, due: usize) -> Result<KillsOutcome> {
     for name in ["a", "b"] {
-        world.vm_with(name, Options::without_ublk)?;
+        world.vm_with(name, MachineOptions::without_ublk)?;
     }
     rounds(world, "auto", due)
 }
@@ -125,8 +125,8 @@ fn check_outcome(KillsOutcome { rounds, errors, longest_gap }: KillsOutcome) -> 
 pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let node = Node::start(world.vm("a")?, &control, transport, DATA)?;
+    let control = ControlInterface::standalone(&s3, BUCKET);
+    let node = NodeDaemon::start(world.vm("a")?, &control, transport, DATA)?;
     let devices = begin(&node)?;
 
     let mut chance = Chance::new(SEED);
@@ -143,7 +143,7 @@ pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome
         "the daemon ended {due} times; the load ends and another node looks at the volumes"
     ));
     outcome.longest_gap = end(&node)?;
-    let other = Node::start(world.vm("b")?, &control, transport, DATA)?;
+    let other = NodeDaemon::start(world.vm("b")?, &control, transport, DATA)?;
     for file_system in &FILE_SYSTEMS {
         if let Err(error) = check(&node, &other, file_system) {
             outcome.errors.push(format!("{}: {error:#}", file_system.name));
@@ -153,11 +153,11 @@ pub fn rounds(world: &World, transport: &str, due: usize) -> Result<KillsOutcome
 }
 
 /// Creates and attaches the volumes and puts them under load; returns their devices.
-fn begin(node: &Node) -> Result<Vec<String>> {
+fn begin(node: &NodeDaemon) -> Result<Vec<String>> {
     let raw = attach_new(node, RAW)?;
     let mut devices = vec![raw.clone()];
     for file_system in &FILE_SYSTEMS {
-        let FileSystem { name, make, check: _ } = file_system;
+        let TestedFileSystem { name, make, check: _ } = file_system;
         let device = attach_new(node, name)?;
         let at = file_system.mount_point();
         node.vm().exec(&format!("{make} {device} >&2; mkdir -p {at}; mount {device} {at}"))?;
@@ -173,25 +173,25 @@ fn begin(node: &Node) -> Result<Vec<String>> {
     Ok(devices)
 }
 
-fn attach_new(node: &Node, name: &str) -> Result<String> {
+fn attach_new(node: &NodeDaemon, name: &str) -> Result<String> {
     node.cli(&["create", name, "--size", SIZE, "--store", "store"])?;
     attach(node, name)
 }
 
-fn attach(node: &Node, name: &str) -> Result<String> {
+fn attach(node: &NodeDaemon, name: &str) -> Result<String> {
     let device = node.cli(&["attach", name, "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
     Ok(device)
 }
 
 /// Ends the daemon once under load, and starts the next one.
-fn round(node: &Node, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
+fn round(node: &NodeDaemon, devices: &[String], number: usize, chance: &mut Chance) -> Result<()> {
     let [least, most] = WRITES_BETWEEN_ENDS;
     wait_written(node.vm(), devices, least + chance.below(most - least))?;
     let end = [
-        |node: &Node| node.kill().and_then(|()| node.restart()),
-        |node: &Node| node.terminate().and_then(|()| node.restart()),
-        |node: &Node| node.hand_over(),
+        |node: &NodeDaemon| node.kill().and_then(|()| node.restart()),
+        |node: &NodeDaemon| node.terminate().and_then(|()| node.restart()),
+        |node: &NodeDaemon| node.hand_over(),
     ];
     end[number % end.len()](node)?;
     wait_written(node.vm(), devices, least)?;
@@ -222,7 +222,7 @@ fn wait_written(vm: &Vm, devices: &[String], writes: u64) -> Result<()> {
 }
 
 /// Ends the load and detaches the volumes. Returns the longest duration of a forced write.
-fn end(node: &Node) -> Result<Duration> {
+fn end(node: &NodeDaemon) -> Result<Duration> {
     let vm = node.vm();
     for program in FILE_SYSTEMS.iter().map(|file_system| file_system.name) {
         vm.signal(program, SIGKILL)?;
@@ -254,8 +254,8 @@ pub fn longest_write(printed: &str) -> Result<Duration> {
 }
 
 /// Checks a volume from another node.
-fn check(wrote: &Node, reads: &Node, file_system: &FileSystem) -> Result<()> {
-    let FileSystem { name, make: _, check } = file_system;
+fn check(wrote: &NodeDaemon, reads: &NodeDaemon, file_system: &TestedFileSystem) -> Result<()> {
+    let TestedFileSystem { name, make: _, check } = file_system;
     let device = attach(reads, name)?;
     let at = file_system.mount_point();
     let scrub = if *name == "btrfs" { format!("btrfs scrub start -B {at} >&2;") } else { String::new() };

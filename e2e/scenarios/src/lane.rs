@@ -10,14 +10,14 @@ use super::{ALL, BY_NAME, Scenario};
 /// A scenario and the kernel of its machines. Its name, as in `kill-rounds-user-copy@6.12`, contains that of
 /// the kernel unless that is the default.
 #[derive(Debug, Clone, Copy)]
-pub struct Lane {
+pub struct ScenarioLane {
     /// The scenario.
     pub scenario: &'static Scenario,
     /// The kernel.
     pub kernel: KernelPin,
 }
 
-impl fmt::Display for Lane {
+impl fmt::Display for ScenarioLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.scenario.name)?;
         if self.kernel == KERNEL { Ok(()) } else { write!(f, "@{}", self.kernel.name()) }
@@ -30,13 +30,15 @@ const ALSO_ON: &[(&str, KernelPin)] = &[("ublk-devices", LTS_KERNEL), ("ublk-use
 const INSTEAD_ON: &[(&str, KernelPin)] = &[("kill-rounds-user-copy", LTS_KERNEL)];
 
 /// Returns the lanes of a run without a filter, in order.
-pub fn usual_lanes() -> Vec<Lane> {
+pub fn usual_lanes() -> Vec<ScenarioLane> {
     let on = |lanes: &'static [(&str, KernelPin)], scenario: &Scenario| {
         lanes.iter().find(|(name, _)| *name == scenario.name).map(|(_, kernel)| *kernel)
     };
-    let usual =
-        ALL.iter().map(|scenario| Lane { scenario, kernel: on(INSTEAD_ON, scenario).unwrap_or(KERNEL) });
-    let also = ALL.iter().filter_map(|scenario| Some(Lane { scenario, kernel: on(ALSO_ON, scenario)? }));
+    let usual = ALL
+        .iter()
+        .map(|scenario| ScenarioLane { scenario, kernel: on(INSTEAD_ON, scenario).unwrap_or(KERNEL) });
+    let also =
+        ALL.iter().filter_map(|scenario| Some(ScenarioLane { scenario, kernel: on(ALSO_ON, scenario)? }));
     usual.chain(also).collect()
 }
 
@@ -46,9 +48,9 @@ pub fn usual_lanes() -> Vec<Lane> {
 ///
 /// # Errors
 /// If there is no such kernel.
-pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
+pub fn lanes(filter: &str) -> Result<Vec<ScenarioLane>> {
     let Some((part, kernel)) = filter.split_once('@') else {
-        let on_usual = ALL.iter().chain(BY_NAME).map(|scenario| Lane { scenario, kernel: KERNEL });
+        let on_usual = ALL.iter().chain(BY_NAME).map(|scenario| ScenarioLane { scenario, kernel: KERNEL });
         let on_others = usual_lanes().into_iter().filter(|lane| lane.kernel != KERNEL);
         let all = on_usual.chain(on_others);
         return ensure_some(filter, all.filter(|lane| lane.scenario.name.contains(filter)).collect());
@@ -56,11 +58,11 @@ pub fn lanes(filter: &str) -> Result<Vec<Lane>> {
     let kernel = KernelPin::of(kernel)?;
     let all = ALL.iter().chain(BY_NAME).filter(|scenario| scenario.name.contains(part));
     let all = all.filter(|scenario| !part.is_empty() || !WITH_A_PROGRAM.contains(&scenario.name));
-    ensure_some(filter, all.map(|scenario| Lane { scenario, kernel }).collect())
+    ensure_some(filter, all.map(|scenario| ScenarioLane { scenario, kernel }).collect())
 }
 
 /// Returns these lanes, unless there are none: a wrong name must not look like a run without failures.
-fn ensure_some(filter: &str, lanes: Vec<Lane>) -> Result<Vec<Lane>> {
+fn ensure_some(filter: &str, lanes: Vec<ScenarioLane>) -> Result<Vec<ScenarioLane>> {
     ensure!(!lanes.is_empty(), "no scenario has {filter:?} in its name: `cargo e2e list` shows them");
     Ok(lanes)
 }
@@ -69,7 +71,7 @@ fn ensure_some(filter: &str, lanes: Vec<Lane>) -> Result<Vec<Lane>> {
 ///
 /// # Errors
 /// If it does not exist.
-pub fn lane(name: &str) -> Result<Lane> {
+pub fn lane(name: &str) -> Result<ScenarioLane> {
     let found = lanes(name)?.into_iter().find(|lane| lane.to_string() == name);
     found.with_context(|| format!("no scenario {name:?}"))
 }
@@ -149,7 +151,7 @@ const IF_TIME_ALLOWS: &[&str] = &[
 
 /// Returns the position of a lane among those that start only while the time of a run permits, on this day
 /// since 1970; `None` for a lane of every run.
-pub fn day_order(lane: &Lane, day: u64) -> Option<u64> {
+pub fn day_order(lane: &ScenarioLane, day: u64) -> Option<u64> {
     let place = IF_TIME_ALLOWS.iter().position(|name| **name == lane.to_string())? as u64;
     let all = IF_TIME_ALLOWS.len() as u64;
     Some((place + all - day % all) % all)
@@ -162,7 +164,7 @@ pub const WITH_A_PROGRAM: &[&str] = &["autoscaler"];
 ///
 /// # Errors
 /// If the list names one that does not exist.
-pub fn rotation_lane(day: u64) -> Result<Lane> {
+pub fn rotation_lane(day: u64) -> Result<ScenarioLane> {
     let place = day % IN_TURN.len() as u64;
     lane(IN_TURN[place as usize])
 }
@@ -174,7 +176,7 @@ mod tests {
 
     #[test]
     fn each_rotating_lane_has_its_day() {
-        let usual: Vec<String> = usual_lanes().iter().map(Lane::to_string).collect();
+        let usual: Vec<String> = usual_lanes().iter().map(ScenarioLane::to_string).collect();
         let days: Vec<String> =
             (0..IN_TURN.len() as u64).map(|day| rotation_lane(20_000 + day).unwrap().to_string()).collect();
         assert!(IN_TURN.iter().all(|name| days.iter().any(|day| day == name)), "{days:?}");
@@ -215,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_filter_chooses_by_name_and_by_kernel() {
-        let names = |filter| lanes(filter).unwrap().iter().map(Lane::to_string).collect::<Vec<_>>();
+        let names = |filter| lanes(filter).unwrap().iter().map(ScenarioLane::to_string).collect::<Vec<_>>();
         assert_eq!(names("ublk-devices"), ["ublk-devices", "ublk-devices@6.12"]);
         assert_eq!(names("ublk-devices@7.2"), ["ublk-devices@7.2"]);
         assert_eq!(names("rounds-user"), ["kill-rounds-user-copy", "kill-rounds-user-copy@6.12"]);

@@ -69,7 +69,7 @@ pub mod volume_snapshots;
 mod volumes;
 pub mod without_ublk;
 
-pub use lane::{IN_TURN, Lane, WITH_A_PROGRAM, day_order, lane, lanes, rotation_lane, usual_lanes};
+pub use lane::{IN_TURN, ScenarioLane, WITH_A_PROGRAM, day_order, lane, lanes, rotation_lane, usual_lanes};
 
 /// A behavior visible to users, tested with real components.
 #[derive(Debug, Clone, Copy)]

@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -39,11 +39,11 @@ const SIGKILL: i32 = 9;
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let vm = world.vm_with("a", Options::benchmark)?;
+    let vm = world.vm_with("a", MachineOptions::benchmark)?;
     vm.exec(
         "modprobe brd rd_nr=1 rd_size=1048576; mkfs.ext4 -q -F /dev/ram0; mount /dev/ram0 /var/lib/holdfast",
     )?;
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "zero-copy", CONFIG)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "zero-copy", CONFIG)?;
     let busy = attach(&node, "busy", &["--max-iops", "500"])?;
     let quiet = attach(&node, "quiet", &[])?;
     check_rates(&node, &busy)?;
@@ -60,14 +60,14 @@ pub(super) fn run(world: &World) -> Result<()> {
 /// Checks on a disk that takes 2 ms per request that a busy volume does not fill its queue.
 fn check_slow_disk(world: &World, s3: &S3Server) -> Result<()> {
     report::step("a noisy neighbour on a slow disk");
-    let vm = world.vm_with("b", Options::benchmark)?;
+    let vm = world.vm_with("b", MachineOptions::benchmark)?;
     vm.exec(
         "modprobe null_blk nr_devices=0; mount -t configfs none /sys/kernel/config; cd /sys/kernel/config/nullb; \
          mkdir slow; cd slow; echo 1024 > size; echo 1 > memory_backed; echo 4096 > blocksize; \
          echo 128 > hw_queue_depth; echo 2 > irqmode; echo 2000000 > completion_nsec; echo 1 > power; cd /; \
          mkfs.ext4 -q -F -E lazy_itable_init=0,lazy_journal_init=0 /dev/slow; mount /dev/slow /var/lib/holdfast",
     )?;
-    let node = Node::start(vm, &Control::standalone(s3, BUCKET), "zero-copy", CONFIG)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(s3, BUCKET), "zero-copy", CONFIG)?;
     let busy = attach(&node, "busy-2", &[])?;
     start_noise(&node, &busy)?;
     let script = "cat /sys/block/slow/queue/max_sectors_kb; for at in {1..200}; do \
@@ -86,7 +86,7 @@ fn check_slow_disk(world: &World, s3: &S3Server) -> Result<()> {
 }
 
 /// Attaches a volume, and writes its first 64 MiB.
-fn attach(node: &Node, volume: &str, limits: &[&str]) -> Result<String> {
+fn attach(node: &NodeDaemon, volume: &str, limits: &[&str]) -> Result<String> {
     node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
     let device = node.cli(&[&["attach", volume, "--store", "store"], limits].concat())?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
@@ -94,12 +94,12 @@ fn attach(node: &Node, volume: &str, limits: &[&str]) -> Result<String> {
     Ok(device)
 }
 
-fn configure(node: &Node, limits: &[&str]) -> Result<()> {
+fn configure(node: &NodeDaemon, limits: &[&str]) -> Result<()> {
     node.cli(&[&["configure", "busy"], limits].concat()).map(drop)
 }
 
 /// Tests each limit alone, for each type of load that it affects.
-fn check_rates(node: &Node, device: &str) -> Result<()> {
+fn check_rates(node: &NodeDaemon, device: &str) -> Result<()> {
     report::step("rates at their limits");
     let listed: Value = serde_json::from_str(&node.cli(&["list", "--json"])?)?;
     ensure!(listed["volumes"][0]["limits"]["iops"] == 500, "{listed}");
@@ -130,7 +130,7 @@ fn check_rates(node: &Node, device: &str) -> Result<()> {
 }
 
 /// The limits change, and the daemon is killed and replaced, while a program verifies its writes.
-fn change_under_load(node: &Node, device: &str) -> Result<()> {
+fn change_under_load(node: &NodeDaemon, device: &str) -> Result<()> {
     report::step("changes and restarts under load");
     configure(node, &["--max-throughput", "none", "--max-iops", "300"])?;
     let load = Load::start(node.vm(), device, LOAD_SECONDS)?;
@@ -160,7 +160,7 @@ fn change_under_load(node: &Node, device: &str) -> Result<()> {
 
 /// The 99th percentile of reads of a quiet volume: alone, next to a neighbour without a limit, and next to
 /// one with a limit.
-fn check_neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
+fn check_neighbour(node: &NodeDaemon, busy: &str, quiet: &str) -> Result<()> {
     report::step("a noisy neighbour");
     let alone = p99(node, quiet, "alone")?;
     start_noise(node, busy)?;
@@ -180,7 +180,7 @@ fn check_neighbour(node: &Node, busy: &str, quiet: &str) -> Result<()> {
 }
 
 /// Measures next to a memory volume: the ring thread itself compresses its requests.
-fn check_memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
+fn check_memory_neighbour(node: &NodeDaemon, quiet: &str) -> Result<()> {
     report::step("a noisy memory volume");
     let device = node.cli(&["attach", "memory", "--memory", "128Mi", "--compression", "zstd"])?;
     let device = device.trim().to_owned();
@@ -194,7 +194,7 @@ fn check_memory_neighbour(node: &Node, quiet: &str) -> Result<()> {
 }
 
 /// Returns the 99th percentile of single reads with noise at another volume. Fails if that noise has ended.
-fn p99_with_noise(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64> {
+fn p99_with_noise(node: &NodeDaemon, quiet: &str, busy: &str, of: &str) -> Result<f64> {
     let us = p99(node, quiet, of)?;
     let rate = measure_rate(node.vm(), busy, 2)?;
     report::step(format_args!("the neighbour has {rate:.0} requests a second"));
@@ -203,7 +203,7 @@ fn p99_with_noise(node: &Node, quiet: &str, busy: &str, of: &str) -> Result<f64>
 }
 
 /// Returns the 99th percentile of single reads of a volume, in microseconds.
-fn p99(node: &Node, device: &str, of: &str) -> Result<f64> {
+fn p99(node: &NodeDaemon, device: &str, of: &str) -> Result<f64> {
     let job = "--rw=randread --bs=4k --iodepth=1 --rate_iops=200";
     let report = fio(node.vm(), device, job)?;
     let ns = report.pointer("/read/clat_ns/percentile/99.000000").and_then(Value::as_f64);
@@ -213,7 +213,7 @@ fn p99(node: &Node, device: &str, of: &str) -> Result<f64> {
 }
 
 /// Keeps 64 requests of 128 KiB in flight at a device.
-fn start_noise(node: &Node, device: &str) -> Result<()> {
+fn start_noise(node: &NodeDaemon, device: &str) -> Result<()> {
     let noise = format!(
         "exec fio --name=noise --thread --filename={device} --direct=1 --ioengine=io_uring --rw=randrw --bs=128k \
          --iodepth=64 --size=64M --norandommap --time_based --runtime={LOAD_SECONDS}"

@@ -2,9 +2,9 @@
 //! Volume applied by a user.
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted, expect_refused};
-use holdfast_lab::csi_node::{Claim, CsiNode};
-use holdfast_lab::node::Node;
+use holdfast_lab::csi::{Csi, LIMIT, RequestedVolume, Use, expect_granted, expect_refused};
+use holdfast_lab::csi_node::{CsiNode, PublishedVolume};
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -43,12 +43,12 @@ pub(super) fn run(world: &World) -> Result<()> {
     let scratch = claim(&csi)?;
     let left = wait_capacity(&csi, &[], |bytes| bytes < whole)?;
     ensure!(left > 100 * MIB && left < whole - CLAIM_BYTES, "{left} bytes are left of {whole}");
-    let too_large = csi.create(&NewVolume::in_memory("pvc-large", CLAIM_BYTES, "a"), LIMIT)?;
+    let too_large = csi.create(&RequestedVolume::in_memory("pvc-large", CLAIM_BYTES, "a"), LIMIT)?;
     expect_refused("a claim that does not fit", too_large, "ResourceExhausted", "node a can promise")?;
 
     report::step("write a file; kill and restart the daemon");
     let context = publish(&csi, CLAIM, "a")?;
-    let scratch = Claim { context, ..scratch };
+    let scratch = PublishedVolume { context, ..scratch };
     expect_granted("stage", on_a.stage(&scratch, LIMIT)?)?;
     expect_granted("publish", on_a.publish(&scratch, "pod", false)?)?;
     let target = scratch.target("pod");
@@ -95,9 +95,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// Creates the claim, twice.
-fn claim(csi: &Csi) -> Result<Claim> {
+fn claim(csi: &Csi) -> Result<PublishedVolume> {
     let usage = Use::mounted("ext4");
-    let new = NewVolume::in_memory(CLAIM, CLAIM_BYTES, "a").with_use(&usage);
+    let new = RequestedVolume::in_memory(CLAIM, CLAIM_BYTES, "a").with_use(&usage);
     let created = expect_granted("create", csi.create(&new, LIMIT)?)?;
     let topology = created.accessible_topology.first().context("it is on one node")?;
     ensure!(
@@ -105,11 +105,11 @@ fn claim(csi: &Csi) -> Result<Claim> {
         "{topology:?}"
     );
     expect_granted("create again", csi.create(&new, LIMIT)?)?;
-    Ok(Claim { volume: CLAIM.to_owned(), context: Default::default(), usage })
+    Ok(PublishedVolume { volume: CLAIM.to_owned(), context: Default::default(), usage })
 }
 
 /// Expands the claim, but not beyond the capacity of the node, which is `left` bytes at first.
-fn expand_in_use(csi: &Csi, on_node: &CsiNode, scratch: &Claim, left: i64) -> Result<()> {
+fn expand_in_use(csi: &Csi, on_node: &CsiNode, scratch: &PublishedVolume, left: i64) -> Result<()> {
     report::step("expand the claim while its pod uses it");
     let small = expect_granted("stats", on_node.total(scratch, "pod")?)?;
     let too_large = csi.expand(CLAIM, 256 * MIB)?;
@@ -126,18 +126,18 @@ fn expand_in_use(csi: &Csi, on_node: &CsiNode, scratch: &Claim, left: i64) -> Re
 
 /// A claim exceeds its memory, and the rest is on the disk: no write fails, and a kill changes nothing. The
 /// disk of the node is promised only once.
-fn check_spilled_claim(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode) -> Result<()> {
+fn check_spilled_claim(world: &World, csi: &Csi, node: &NodeDaemon, on_node: &CsiNode) -> Result<()> {
     report::step("create a claim that spills: the disk of the node is promised");
     wait_capacity(csi, &SPILLING, |bytes| bytes == 64 * MIB)?;
     let usage = Use::mounted("ext4");
     let new = |name, bytes| {
-        let new = NewVolume::in_memory(name, bytes, "a").with_use(&usage);
+        let new = RequestedVolume::in_memory(name, bytes, "a").with_use(&usage);
         SPILLING.into_iter().fold(new, |new, (key, value)| new.parameter(key, value))
     };
     let too_large = csi.create(&new("pvc-large", 65 * MIB), LIMIT)?;
     let words = "of disk for its spill file, but node a can promise only 64Mi more";
     expect_refused("more than the node has", too_large, "ResourceExhausted", words)?;
-    let no_share = NewVolume::in_memory("pvc-none", MIB, "a").parameter("spillPercent", "0");
+    let no_share = RequestedVolume::in_memory("pvc-none", MIB, "a").parameter("spillPercent", "0");
     expect_refused(
         "no share",
         csi.create(&no_share, LIMIT)?,
@@ -149,7 +149,7 @@ fn check_spilled_claim(world: &World, csi: &Csi, node: &Node, on_node: &CsiNode)
 
     report::step("fill it beyond its memory; kill and restart the daemon");
     let context = publish(csi, SPILL_CLAIM, "a")?;
-    let claim = Claim { volume: SPILL_CLAIM.to_owned(), context, usage };
+    let claim = PublishedVolume { volume: SPILL_CLAIM.to_owned(), context, usage };
     expect_granted("stage", on_node.stage(&claim, LIMIT)?)?;
     expect_granted("publish", on_node.publish(&claim, "pod", false)?)?;
     let file = format!("{}/file", claim.target("pod"));
@@ -212,16 +212,16 @@ fn check_refusals(csi: &Csi) -> Result<()> {
         word,
         "which has no snapshots. Copy the files",
     )?;
-    let clone = NewVolume::in_memory("pvc-clone", MIB, "a").from_volume(CLAIM);
+    let clone = RequestedVolume::in_memory("pvc-clone", MIB, "a").from_volume(CLAIM);
     expect_refused("a clone", csi.create(&clone, LIMIT)?, word, "starts empty")?;
-    let shared = NewVolume::in_memory("pvc-shared", MIB, "a").with_use(&Use::read("ext4"));
+    let shared = RequestedVolume::in_memory("pvc-shared", MIB, "a").with_use(&Use::read("ext4"));
     expect_refused("readers", csi.create(&shared, LIMIT)?, word, "Write accessModes [ReadWriteOnce]")?;
-    let unknown = NewVolume::in_memory("pvc-kept", MIB, "a").parameter("durability", "object");
+    let unknown = RequestedVolume::in_memory("pvc-kept", MIB, "a").parameter("durability", "object");
     expect_refused("durability", csi.create(&unknown, LIMIT)?, word, "parameters.durability: is not known")
 }
 
 /// A Volume applied by a user, and deleted while it is attached.
-fn check_applied_volume(world: &World, node: &Node) -> Result<()> {
+fn check_applied_volume(world: &World, node: &NodeDaemon) -> Result<()> {
     report::step("apply a Volume, use its device, delete it");
     apply(
         world,

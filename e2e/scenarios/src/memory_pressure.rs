@@ -12,10 +12,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node, PROGRAM, SIGKILL};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, PROGRAM, SIGKILL};
 use holdfast_lab::report;
-use holdfast_lab::s3::proxy::{Fault, FaultProxy, Rule};
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::s3::proxy::{FaultProxy, ProxyFault, Rule};
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
@@ -49,27 +49,28 @@ const LIMIT: Duration = Duration::from_secs(60);
 const END_LIMIT: Duration = Duration::from_secs(300);
 
 pub(super) fn zero_copy(world: &World) -> Result<()> {
-    run(world, "zero-copy", Options::node())
+    run(world, "zero-copy", MachineOptions::node())
 }
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
-    run(world, "user-copy", Options::node())
+    run(world, "user-copy", MachineOptions::node())
 }
 
 /// Runs on a machine without the ublk driver.
 pub(super) fn fuse(world: &World) -> Result<()> {
-    run(world, "auto", Options::without_ublk())
+    run(world, "auto", MachineOptions::without_ublk())
 }
 
-fn run(world: &World, transport: &str, options: Options) -> Result<()> {
+fn run(world: &World, transport: &str, options: MachineOptions) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
-    let vm = world.vm_with("a", || Options { memory_mib: MACHINE_MIB, ..options })?;
-    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let vm = world.vm_with("a", || MachineOptions { memory_mib: MACHINE_MIB, ..options })?;
+    let control =
+        ControlInterface::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     // As on a Kubernetes node, where it is not a child of the daemon. With ublk, it is not used.
     vm.spawn("keeper", &bash("mkdir -p /run/holdfast; exec holdfast-node keeper"))?;
-    let node = Node::start(vm, &control, transport, DATA)?;
+    let node = NodeDaemon::start(vm, &control, transport, DATA)?;
     let vm = node.vm();
     make_groups(vm)?;
     confine(vm)?;
@@ -83,7 +84,7 @@ fn run(world: &World, transport: &str, options: Options) -> Result<()> {
         method: Some("PUT"),
         target: String::new(),
         first_only: false,
-        fault: Fault::Delay(STORE_DELAY),
+        fault: ProxyFault::Delay(STORE_DELAY),
     };
     proxy.set_rules(vec![rule]);
     start_programs(vm)?;

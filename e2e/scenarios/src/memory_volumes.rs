@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::churn::ensure_reported_exist;
-use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, SIGKILL};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
@@ -55,7 +55,7 @@ enum DaemonEnd {
 
 impl DaemonEnd {
     /// Ends the daemon of the node, and starts the next one.
-    fn play(self, node: &Node) -> Result<()> {
+    fn play(self, node: &NodeDaemon) -> Result<()> {
         match self {
             Self::Kill => node.kill().and_then(|()| node.restart()),
             Self::Restart => node.terminate().and_then(|()| node.restart()),
@@ -67,7 +67,8 @@ impl DaemonEnd {
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(machine(world)?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    let node =
+        NodeDaemon::start(machine(world)?, &ControlInterface::standalone(&s3, BUCKET), "auto", MEMORY)?;
     end_daemon(&node, &ENDS)?;
     take_processor_offline(&node)?;
     check_full_volume(&node)?;
@@ -85,12 +86,13 @@ pub(super) fn run(world: &World) -> Result<()> {
 pub fn rounds(world: &World, kills: usize) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start(machine(world)?, &Control::standalone(&s3, BUCKET), "auto", MEMORY)?;
+    let node =
+        NodeDaemon::start(machine(world)?, &ControlInterface::standalone(&s3, BUCKET), "auto", MEMORY)?;
     end_daemon(&node, &[DaemonEnd::Kill, DaemonEnd::Handoff].repeat(kills))
 }
 
 /// Ends the daemon while a file system is in use and fio verifies its writes.
-fn end_daemon(node: &Node, all: &[DaemonEnd]) -> Result<()> {
+fn end_daemon(node: &NodeDaemon, all: &[DaemonEnd]) -> Result<()> {
     let vm = node.vm();
     let files = attach(node, &["files", "--memory", &format!("{FIRST_MIB}Mi")])?;
     vm.exec(&format!("mkfs.ext4 -q -F {files} >&2; mount {files} {AT}"))?;
@@ -152,12 +154,12 @@ fn end_daemon(node: &Node, all: &[DaemonEnd]) -> Result<()> {
 
 /// Returns a machine on which devices have two queues, if its kernel boots with enough processors.
 fn machine(world: &World) -> Result<Arc<Vm>> {
-    world.vm_with("a", || Options { processors: 4, ..Options::node() })
+    world.vm_with("a", || MachineOptions { processors: 4, ..MachineOptions::node() })
 }
 
 /// A processor goes offline while one of its requests waits for the next daemon. Regression: with one queue
 /// per processor, this waited for the request, and the start of the daemon for the processor.
-fn take_processor_offline(node: &Node) -> Result<()> {
+fn take_processor_offline(node: &NodeDaemon) -> Result<()> {
     let vm = node.vm();
     if vm.exec("nproc")?.trim() == "1" {
         report::step("SKIP a processor goes offline: the machine has one");
@@ -178,7 +180,7 @@ fn take_processor_offline(node: &Node) -> Result<()> {
 
 /// At its limit, a volume fails writes with ENOSPC, keeps its content, and accepts writes again after a
 /// discard.
-fn check_full_volume(node: &Node) -> Result<()> {
+fn check_full_volume(node: &NodeDaemon) -> Result<()> {
     let device = attach(node, &["full", "--memory", "64Mi", "--memory-limit", "16Mi"])?;
     let vm = node.vm();
     let write = |at: u32, mib: u32| {
@@ -206,7 +208,7 @@ fn check_full_volume(node: &Node) -> Result<()> {
 
 /// A full volume of pages that compress by a fifth is overwritten in random order with pages that do not
 /// compress. Regression: without compaction, writes failed with ENOSPC after a fifth of the pages.
-fn check_overwrites(node: &Node) -> Result<()> {
+fn check_overwrites(node: &NodeDaemon) -> Result<()> {
     let device = attach(node, &["overwritten", "--memory", "64Mi"])?;
     let vm = node.vm();
     let fio = |name: &str, options: &str| {
@@ -229,7 +231,7 @@ fn check_overwrites(node: &Node) -> Result<()> {
 
 /// Pages beyond the limit go to the spill file: they are unchanged after kills and a handoff, a discard frees
 /// their space, and a full disk fails writes and loses nothing.
-fn check_spill(node: &Node) -> Result<()> {
+fn check_spill(node: &NodeDaemon) -> Result<()> {
     let arguments = ["--memory", "64Mi", "--memory-limit", "16Mi", "--memory-spill"];
     let device = attach(node, &[&["spill"][..], &arguments, &["56Mi"]].concat())?;
     let vm = node.vm();
@@ -298,7 +300,7 @@ fn check_spill(node: &Node) -> Result<()> {
 }
 
 /// Requests that do not apply to memory volumes are rejected with the field and the fix.
-fn check_refusals(node: &Node) -> Result<()> {
+fn check_refusals(node: &NodeDaemon) -> Result<()> {
     attach(node, &["small", "--memory", "4Mi"])?;
     let beyond_node = if can_grow_in_use(node)? { "is left on this node" } else { RESIZES_SINCE };
     for (arguments, words) in [
@@ -316,12 +318,12 @@ fn check_refusals(node: &Node) -> Result<()> {
 }
 
 /// Returns true if the node's kernel resizes devices in use.
-fn can_grow_in_use(node: &Node) -> Result<bool> {
+fn can_grow_in_use(node: &NodeDaemon) -> Result<bool> {
     let kernels = format!("printf '%s\\n' '{RESIZES_SINCE}' \"Linux $(uname -r)\"");
     Ok(!node.vm().exec(&format!("{kernels} | sort -VC && echo it does || true"))?.is_empty())
 }
 
-fn attach(node: &Node, arguments: &[&str]) -> Result<String> {
+fn attach(node: &NodeDaemon, arguments: &[&str]) -> Result<String> {
     let device = node.cli(&[&["attach"], arguments].concat())?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)

@@ -6,10 +6,10 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, PROGRAM};
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
@@ -50,10 +50,10 @@ pub(super) fn run(world: &World) -> Result<()> {
     create_volumes(world)?;
     // There is no kubelet: the scenario writes the Node's status.
     apply(world, "apiVersion: v1\nkind: Node\nmetadata: {name: a}\n")?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, "auto", DATA)?;
-    let tearing = || Options { state_block_bytes: TEARING_BYTES, ..Options::node() };
-    let b = Node::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(world.vm("a")?, &control, "auto", DATA)?;
+    let tearing = || MachineOptions { state_block_bytes: TEARING_BYTES, ..MachineOptions::node() };
+    let b = NodeDaemon::start(world.vm_with("b", tearing)?, &control, "auto", DATA)?;
     check_state_disks(world, &b)?;
     check_heartbeat(world)?;
 
@@ -106,7 +106,7 @@ fn create_volumes(world: &World) -> Result<()> {
 }
 
 /// Serves both volumes on node a and writes them. Returns the state of the one that is not uploaded whole.
-fn write_on_node_a(world: &World, a: &Node) -> Result<UploadState> {
+fn write_on_node_a(world: &World, a: &NodeDaemon) -> Result<UploadState> {
     report::step("node a writes and flushes; part of it is uploaded, part of it is not");
     let device = serve(world, a, "disk")?;
     a.vm().exec(&format!(
@@ -132,7 +132,7 @@ fn write_on_node_a(world: &World, a: &Node) -> Result<UploadState> {
 }
 
 /// Node a loses its power, and its volume is requested on node b. Returns the device there.
-fn move_from_lost_node(world: &World, a: &Node, b: &Node, dirty: &str) -> Result<String> {
+fn move_from_lost_node(world: &World, a: &NodeDaemon, b: &NodeDaemon, dirty: &str) -> Result<String> {
     report::step(format_args!("node a is lost with {dirty} bytes; the volume is requested on node b"));
     a.vm().cut_power();
     world.kubectl([
@@ -151,7 +151,7 @@ fn move_from_lost_node(world: &World, a: &Node, b: &Node, dirty: &str) -> Result
 }
 
 /// Without a person, the other volume moves as well, and has all that was flushed to the store.
-fn check_out_of_service(world: &World, b: &Node) -> Result<()> {
+fn check_out_of_service(world: &World, b: &NodeDaemon) -> Result<()> {
     report::step(
         "the Node is out of service: without a person, nothing that was flushed to the store is missing",
     );
@@ -168,7 +168,7 @@ fn check_out_of_service(world: &World, b: &Node) -> Result<()> {
 }
 
 /// Checks the content on node b and the reported loss. Returns the size of the prefix, in bytes.
-fn check_prefix(world: &World, b: &Node, device: &str, reported: &UploadState) -> Result<usize> {
+fn check_prefix(world: &World, b: &NodeDaemon, device: &str, reported: &UploadState) -> Result<usize> {
     let UploadState { dirty, durable_through } = reported;
     report::step("node b has a prefix, and the Volume reports the missing data");
     let remote_size = b.vm().exec(&format!(
@@ -199,7 +199,7 @@ fn check_silence(world: &World) -> Result<()> {
 }
 
 /// Node a serves nothing once it is back, and exports the blocks that are missing on node b.
-fn check_return(world: &World, a: &Node, dirty: &str, remote_size: usize) -> Result<()> {
+fn check_return(world: &World, a: &NodeDaemon, dirty: &str, remote_size: usize) -> Result<()> {
     report::step("node a is back: it serves nothing, and preserves the data that it had not uploaded");
     a.vm().boot()?;
     a.restart()?;
@@ -321,7 +321,7 @@ fn volume_events(world: &World) -> Result<usize> {
 }
 
 /// Node b's disk may tear a sector when the power fails: the StorageNode and an event report this.
-fn check_state_disks(world: &World, b: &Node) -> Result<()> {
+fn check_state_disks(world: &World, b: &NodeDaemon) -> Result<()> {
     for (node, holds, why) in [("a", "True", "PhysicalBlocks: vd"), ("b", "False", "SmallPhysicalBlocks: vd")]
     {
         let object = format!("storagenode/{node}");

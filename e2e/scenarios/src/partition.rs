@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::partition::Partition;
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
@@ -43,8 +43,9 @@ pub(super) fn run(world: &World) -> Result<()> {
     let server = world.control_plane()?.port();
     let network = Partition::of(server)?;
     let through = kubeconfig.replace(&format!(":{server}"), &format!(":{}", network.port()));
-    let a = Node::start(world.vm("a")?, &Control::Kubernetes { kubeconfig: through }, "auto", "")?;
-    let b = Node::start(world.vm("b")?, &Control::Kubernetes { kubeconfig }, "auto", "")?;
+    let a =
+        NodeDaemon::start(world.vm("a")?, &ControlInterface::Kubernetes { kubeconfig: through }, "auto", "")?;
+    let b = NodeDaemon::start(world.vm("b")?, &ControlInterface::Kubernetes { kubeconfig }, "auto", "")?;
     let (disk, rest) = (serve(world, &a, "disk")?, serve(world, &a, "rest")?);
     let sum = a.vm().exec(&format!(
         "dd if=/dev/urandom of={rest} bs=4k count={BLOCKS} oflag=direct conv=fsync,notrunc status=none; {}",
@@ -94,7 +95,13 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// Node a loses the API server while its Node is not Ready: it uploads until its volume is cut off. Returns
 /// the device on node b.
-fn lose_api_server(world: &World, network: &Partition, a: &Node, b: &Node, id: &str) -> Result<String> {
+fn lose_api_server(
+    world: &World,
+    network: &Partition,
+    a: &NodeDaemon,
+    b: &NodeDaemon,
+    id: &str,
+) -> Result<String> {
     report::step("node a loses the API server; its Node is not Ready, and the volume is requested on node b");
     network.start_loss();
     let cut = Instant::now();
@@ -118,7 +125,7 @@ fn lose_api_server(world: &World, network: &Partition, a: &Node, b: &Node, id: &
 }
 
 /// Without its Node, the other volume moves as well, and has all that was committed.
-fn check_deleted_node(world: &World, b: &Node, sum: &str) -> Result<()> {
+fn check_deleted_node(world: &World, b: &NodeDaemon, sum: &str) -> Result<()> {
     report::step("the Node is deleted: the other volume moves too");
     world.kubectl(["delete", "node", "a"])?;
     request_on_b(world, "rest")?;
@@ -131,7 +138,7 @@ fn check_deleted_node(world: &World, b: &Node, sum: &str) -> Result<()> {
 }
 
 /// Checks that node a preserves these blocks, which were acknowledged and are not on node b.
-fn check_preserved(world: &World, a: &Node, id: &str, blocks: Range<usize>) -> Result<()> {
+fn check_preserved(world: &World, a: &NodeDaemon, id: &str, blocks: Range<usize>) -> Result<()> {
     let preserved = until("node a to say what it keeps", LIMIT, || {
         let path = "{range .status.fenced[*]}{.name}{\"\\n\"}{end}";
         let preserved = field(world, "storagenode/a", path)?;
@@ -183,7 +190,7 @@ fn writer_script(device: &str) -> String {
 }
 
 /// Returns the blocks acknowledged to the writer.
-fn acknowledged_blocks(node: &Node) -> Result<usize> {
+fn acknowledged_blocks(node: &NodeDaemon) -> Result<usize> {
     let log = node.vm().log("writer")?;
     let last = log.lines().rev().find_map(|line| line.trim().parse().ok());
     Ok(last.unwrap_or(0))
@@ -202,7 +209,7 @@ fn sum_of(device: &str) -> String {
 }
 
 /// Waits until all of the volume is uploaded.
-fn wait_committed(node: &Node, id: &str) -> Result<()> {
+fn wait_committed(node: &NodeDaemon, id: &str) -> Result<()> {
     until("everything to be committed", LIMIT, || {
         Ok((node.metric("holdfast_volume_dirty_bytes", id)? == Some(0.0)).then_some(()))
     })

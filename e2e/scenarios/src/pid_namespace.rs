@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::world::World;
 
 use super::load::Load;
@@ -17,7 +17,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node = Node::start_in_pid_namespace(world.vm("a")?, &Control::standalone(&s3, BUCKET))?;
+    let node =
+        NodeDaemon::start_in_pid_namespace(world.vm("a")?, &ControlInterface::standalone(&s3, BUCKET))?;
     let pids = node.vm().exec("readlink /proc/self/ns/pid /proc/$(pgrep -x holdfast-node)/ns/pid")?;
     let (own, daemons) = pids.trim().split_once('\n').unwrap_or_default();
     ensure!(!daemons.is_empty() && own != daemons, "the daemon has no PID namespace of its own: {pids}");
@@ -36,7 +37,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// An unmarked thread may wait, when memory is short, for a device that its own process serves.
-fn every_thread_is_an_io_flusher(node: &Node) -> Result<()> {
+fn every_thread_is_an_io_flusher(node: &NodeDaemon) -> Result<()> {
     // `PF_MEMALLOC_NOIO` in the flags of `stat`, which `PR_SET_IO_FLUSHER` sets.
     let script = "cd /proc/$(pgrep -x holdfast-node)/task; for task in *; do \
                   set -- $(sed 's/.*) //' $task/stat); \

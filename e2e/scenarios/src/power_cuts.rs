@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use holdfast_lab::chance::Chance;
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::s3::proxy::FaultProxy;
 use holdfast_lab::stamp::check::Reports;
-use holdfast_lab::vm::machine::{MachineDisk, Options};
+use holdfast_lab::vm::machine::{MachineDisk, MachineOptions};
 use holdfast_lab::vm::recorded::Survivors;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
@@ -79,10 +79,11 @@ pub fn cut(world: &World, cuts: usize) -> Result<PowerCutsOutcome> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
-    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
-    let options = Options { state: MachineDisk::Recorded(STATE_BYTES), ..Options::node() };
+    let control =
+        ControlInterface::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let options = MachineOptions { state: MachineDisk::Recorded(STATE_BYTES), ..MachineOptions::node() };
     let vm = world.vm_with("recorded", || options)?;
-    let node = Node::start(Arc::clone(&vm), &control, "auto", DATA)?;
+    let node = NodeDaemon::start(Arc::clone(&vm), &control, "auto", DATA)?;
     let recorded = Arc::clone(&vm);
     let position = move || recorded.recorded_disk().map_or(0, |disk| disk.position());
     let reports = Reports::listen(SEED, LANES, position)?;
@@ -118,7 +119,7 @@ pub fn cut(world: &World, cuts: usize) -> Result<PowerCutsOutcome> {
 }
 
 /// Creates and attaches the volumes and puts them under load.
-fn begin(node: &Node, reports: &Reports) -> Result<()> {
+fn begin(node: &NodeDaemon, reports: &Reports) -> Result<()> {
     for (name, size) in VOLUMES {
         node.cli(&["create", name, "--size", size, "--store", "store"])?;
     }
@@ -233,7 +234,7 @@ impl Aftermath<'_> {
         };
         self.s3.restore_bucket(BUCKET, &moment.bucket)?;
         report::step(format_args!("cut {number} at {position} of the record ({left:?}): {cut:?}"));
-        let options = Options { state: MachineDisk::Image(image), ..Options::node() };
+        let options = MachineOptions { state: MachineDisk::Image(image), ..MachineOptions::node() };
         let vm = match &mut self.machine {
             Some(vm) => {
                 vm.boot()?;
@@ -248,7 +249,7 @@ impl Aftermath<'_> {
 }
 
 fn check(vm: &Arc<Vm>, reports: &Reports, position: usize) -> Result<()> {
-    let node = Node::resume(Arc::clone(vm))?;
+    let node = NodeDaemon::resume(Arc::clone(vm))?;
     let [stamps, files, load] = attach(&node)?;
     let text = vm.exec(&format!("holdfast-e2e stamp-read {stamps} {LANES} {SEED}"))?;
     reports.check(position, &text)?;
@@ -261,7 +262,7 @@ fn check(vm: &Arc<Vm>, reports: &Reports, position: usize) -> Result<()> {
 }
 
 /// Attaches the volumes concurrently, and returns their devices.
-fn attach(node: &Node) -> Result<[String; 3]> {
+fn attach(node: &NodeDaemon) -> Result<[String; 3]> {
     let attach = |name: &str| -> Result<String> {
         let device = node.cli_with_retries(&["attach", name, "--store", "store"])?.trim().to_owned();
         node.vm().wait_block_device(&device, DEVICE_LIMIT)?;

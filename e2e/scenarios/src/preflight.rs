@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
-use holdfast_lab::process::{Process, tail};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
+use holdfast_lab::process::{LoggedProcess, tail};
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, REGION, S3Server, SECRET_KEY};
 use holdfast_lab::vm::{Vm, bash};
@@ -39,7 +39,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(keys.is_empty(), "it left objects: {keys:?}");
 
     report::step("next to a serving daemon");
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", "")?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "auto", "")?;
     let beside = preflight(node.vm(), "", 0)?;
     ensure!(beside.contains("PASS other daemon: one uses the state directory"), "{beside}");
     node.wait_ready("200 OK")?;
@@ -189,9 +189,9 @@ pub(super) fn before_install(world: &World) -> Result<()> {
 }
 
 /// Starts the plugin on the node without a kubelet.
-fn start(world: &World, name: &str) -> Result<Process> {
+fn start(world: &World, name: &str) -> Result<LoggedProcess> {
     let command = command(world, &["preflight", GHOST])?;
-    Process::spawn(name, &command, &world.dir().join(format!("{name}.log")))
+    LoggedProcess::spawn(name, &command, &world.dir().join(format!("{name}.log")))
 }
 
 /// Returns the name of the only Pod, once it differs from `other`.

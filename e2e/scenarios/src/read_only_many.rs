@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, CsiService, LIMIT, NewVolume, SHORT, Use, expect_granted, expect_refused};
-use holdfast_lab::csi_node::{Claim, CsiNode};
-use holdfast_lab::node::{Node, SIGKILL};
+use holdfast_lab::csi::{
+    Csi, CsiService, LIMIT, RequestedVolume, SHORT, Use, expect_granted, expect_refused,
+};
+use holdfast_lab::csi_node::{CsiNode, PublishedVolume};
+use holdfast_lab::node::{NodeDaemon, SIGKILL};
 use holdfast_lab::operator::Operator;
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
@@ -26,7 +28,7 @@ const VOLUMES: usize = 11;
 const SNAPSHOTS: usize = 7;
 
 /// State shared by the steps.
-struct Parts<'a> {
+struct StepContext<'a> {
     world: &'a World,
     s3: &'a S3Server,
     operator: &'a Operator,
@@ -35,7 +37,7 @@ struct Parts<'a> {
     a: CsiNode,
     b: CsiNode,
     /// The daemon of node b.
-    daemon: &'a Node,
+    daemon: &'a NodeDaemon,
 }
 
 pub(super) fn run(world: &World) -> Result<()> {
@@ -46,7 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let csi = controller.csi();
     let daemons = [world.node("a", "auto", "")?, world.node("b", "auto", "")?];
     let (a, b) = (CsiNode::start(world.vm("a")?)?, CsiNode::start(world.vm("b")?)?);
-    let parts = Parts {
+    let parts = StepContext {
         world,
         s3: &s3,
         operator: &operator,
@@ -96,14 +98,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-impl Parts<'_> {
+impl StepContext<'_> {
     /// Creates a claim that is written continuously, and a snapshot of it whose journal must be replayed.
-    fn write(&self) -> Result<Claim> {
+    fn write(&self) -> Result<PublishedVolume> {
         report::step("a snapshot is taken of a claim while it is written on node a");
-        let new = NewVolume::new("pvc-data", 256 * MIB, "store");
+        let new = RequestedVolume::new("pvc-data", 256 * MIB, "store");
         expect_granted("create", self.csi.create(&new, LIMIT)?)?;
         let context = publish(&self.csi, "pvc-data", "a")?;
-        let data = Claim { volume: "pvc-data".to_owned(), context, usage: Use::mounted("ext4") };
+        let data = PublishedVolume { volume: "pvc-data".to_owned(), context, usage: Use::mounted("ext4") };
         expect_granted("stage", self.a.stage(&data, LIMIT)?)?;
         expect_granted("publish", self.a.publish(&data, "pod", false)?)?;
         let target = data.target("pod");
@@ -119,7 +121,7 @@ impl Parts<'_> {
     }
 
     /// Returns the rounds of the load seen by a node at the path of a pod.
-    fn rounds(&self, node: &CsiNode, claim: &Claim) -> Result<u64> {
+    fn rounds(&self, node: &CsiNode, claim: &PublishedVolume) -> Result<u64> {
         let rounds = node.vm().exec(&format!("cat {}/load 2>/dev/null || echo 0", claim.target("pod")))?;
         rounds.trim().parse().context("the load counts")
     }
@@ -127,7 +129,7 @@ impl Parts<'_> {
     fn create(&self) -> Result<()> {
         report::step("create a volume for readers, twice; it outlives its snapshot");
         let csi = &self.csi;
-        let new = || NewVolume::new("pvc-read", 0, "store").with_use(&Use::read("ext4"));
+        let new = || RequestedVolume::new("pvc-read", 0, "store").with_use(&Use::read("ext4"));
         expect_refused(
             "an empty one",
             csi.create(&new(), LIMIT)?,
@@ -138,7 +140,7 @@ impl Parts<'_> {
         let first = expect_granted("create", csi.create(&from, LIMIT)?)?;
         let repeated = expect_granted("create again", csi.create(&from, LIMIT)?)?;
         ensure!(first == repeated && first.capacity_bytes == 256 * MIB, "{first:?} and {repeated:?}");
-        let plain = NewVolume::new("pvc-read", 0, "store").from_snapshot("backup");
+        let plain = RequestedVolume::new("pvc-read", 0, "store").from_snapshot("backup");
         expect_refused("for a writer", csi.create(&plain, LIMIT)?, "AlreadyExists", "another access mode")?;
         expect_granted("delete the snapshot", csi.delete_snapshot("backup")?)?;
         let listed = expect_granted("list", csi.snapshots("")?)?;
@@ -161,7 +163,7 @@ impl Parts<'_> {
     }
 
     /// Publishes `pvc-read` on a node, and returns it as a claim there with its device.
-    fn attach(&self, volume: &str, node: &str, usage: &Use) -> Result<(Claim, String)> {
+    fn attach(&self, volume: &str, node: &str, usage: &Use) -> Result<(PublishedVolume, String)> {
         let context: HashMap<String, String> =
             expect_granted("publish", self.csi.publish_as(volume, node, usage, LIMIT)?)?;
         let repeated = expect_granted("publish again", self.csi.publish_as(volume, node, usage, LIMIT)?)?;
@@ -174,11 +176,11 @@ impl Parts<'_> {
             &field,
             "--output=jsonpath={.items[0].status.devicePath}",
         ])?;
-        Ok((Claim { volume: volume.to_owned(), context, usage: usage.clone() }, device))
+        Ok((PublishedVolume { volume: volume.to_owned(), context, usage: usage.clone() }, device))
     }
 
     /// Both nodes read at the same time. Returns the claim as known to each of them.
-    fn read(&self) -> Result<(Claim, Claim)> {
+    fn read(&self) -> Result<(PublishedVolume, PublishedVolume)> {
         report::step("both nodes read it, whose journal is replayed on each, while the source is written");
         let usage = Use::read("ext4");
         let before = self.counts()?;
@@ -217,7 +219,7 @@ impl Parts<'_> {
         Ok((on_a, on_b))
     }
 
-    fn release_first(&self, first: &Claim, second: &Claim) -> Result<()> {
+    fn release_first(&self, first: &PublishedVolume, second: &PublishedVolume) -> Result<()> {
         report::step(
             "the first reader goes, over a kill of the driver; the second still reads, and a third begins",
         );
@@ -250,7 +252,7 @@ impl Parts<'_> {
             "a raw device of a reader refuses writes, also after a kill of the daemon, and the next device of its number takes them",
         );
         let usage = Use::read_block();
-        let new = NewVolume::new("pvc-raw", 0, "store").from_volume("pvc-data").with_use(&usage);
+        let new = RequestedVolume::new("pvc-raw", 0, "store").from_volume("pvc-data").with_use(&usage);
         expect_granted("create", self.csi.create(&new, LIMIT)?)?;
         let (raw, device) = self.attach("pvc-raw", "b", &usage)?;
         expect_granted("stage", self.b.stage(&raw, LIMIT)?)?;
@@ -286,9 +288,12 @@ impl Parts<'_> {
     /// A volume without a file system is not formatted.
     fn check_blank_volume(&self) -> Result<()> {
         report::step("a volume without a file system is not formatted for a reader");
-        expect_granted("create", self.csi.create(&NewVolume::new("pvc-blank", 64 * MIB, "store"), LIMIT)?)?;
+        expect_granted(
+            "create",
+            self.csi.create(&RequestedVolume::new("pvc-blank", 64 * MIB, "store"), LIMIT)?,
+        )?;
         let usage = Use::read("ext4");
-        let new = NewVolume::new("pvc-nothing", 0, "store").from_volume("pvc-blank").with_use(&usage);
+        let new = RequestedVolume::new("pvc-nothing", 0, "store").from_volume("pvc-blank").with_use(&usage);
         expect_granted("create", self.csi.create(&new, LIMIT)?)?;
         let (nothing, device) = self.attach("pvc-nothing", "b", &usage)?;
         let stage = self.b.stage(&nothing, LIMIT)?;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::cluster::install_snapshot_kinds;
 use holdfast_lab::command::output;
-use holdfast_lab::csi::{LIMIT, NewVolume, Use, expect_granted};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::csi::{LIMIT, RequestedVolume, Use, expect_granted};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
@@ -45,8 +45,8 @@ pub fn play(world: &World) -> Result<usize> {
     let operator = world.operator()?;
     provision_store(world, &s3, BUCKET)?;
     create(world)?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, "auto", "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(world.vm("a")?, &control, "auto", "")?;
     let sums = write(world, &a)?;
     report::step("the cluster is lost, and its node with a volume attached");
     a.vm().cut_power();
@@ -63,8 +63,8 @@ pub fn play(world: &World) -> Result<usize> {
     delete_by_mistake(&other)?;
     ensure!(s3.keys(BUCKET, "volumes/")? == objects, "objects of an attached volume were removed");
 
-    let control = Control::Kubernetes { kubeconfig: other.node_kubeconfig()? };
-    let b = Node::start(other.vm("b")?, &control, "auto", "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: other.node_kubeconfig()? };
+    let b = NodeDaemon::start(other.vm("b")?, &control, "auto", "")?;
     for (name, sum) in VOLUMES.iter().zip(&sums) {
         report::step(format_args!("node b serves {name} with the same bytes"));
         if *name == "third" {
@@ -149,7 +149,7 @@ fn create(world: &World) -> Result<()> {
          spec: {storageClassName: fast, accessModes: [ReadWriteOnce], resources: {requests: {storage: 512Mi}}}\n",
     )?;
     let controller = world.csi_controller()?;
-    let claimed = NewVolume::new("pvc-1", 512 << 20, "store")
+    let claimed = RequestedVolume::new("pvc-1", 512 << 20, "store")
         .with_use(&Use::mounted("xfs"))
         .parameter("csi.storage.k8s.io/pvc/name", "data")
         .parameter("csi.storage.k8s.io/pvc/namespace", "shop");
@@ -162,7 +162,7 @@ fn create(world: &World) -> Result<()> {
 }
 
 /// Writes to each volume, detaches all except the last, and returns their sums.
-fn write(world: &World, a: &Node) -> Result<Vec<String>> {
+fn write(world: &World, a: &NodeDaemon) -> Result<Vec<String>> {
     report::step("write to all three; detach two of them");
     let mut sums = Vec::new();
     for name in VOLUMES {
@@ -259,7 +259,7 @@ fn restore(world: &World) -> Result<()> {
 }
 
 /// Creates a Volume from the adopted snapshot; returns its device.
-fn create_from_snapshot(world: &World, b: &Node) -> Result<String> {
+fn create_from_snapshot(world: &World, b: &NodeDaemon) -> Result<String> {
     report::step("a volume is created from the snapshot of the lost cluster");
     let from = "source: {snapshot: {name: snapshot-1}}, size";
     apply(world, &volume("again", "store", "512Mi").replace("size", from))?;
@@ -316,12 +316,12 @@ fn withdraw(world: &World, name: &str) -> Result<()> {
     world.kubectl(["patch", "volume", name, "--type=merge", patch]).map(drop)
 }
 
-fn write_noise(node: &Node, device: &str, bytes: u64) -> Result<()> {
+fn write_noise(node: &NodeDaemon, device: &str, bytes: u64) -> Result<()> {
     let dd = format!("dd of={device} bs=1M iflag=fullblock oflag=direct conv=fsync,notrunc status=none");
     node.vm().exec(&format!("head -c {bytes} /dev/urandom | {dd}")).map(drop)
 }
 
-fn sum_of(node: &Node, device: &str) -> Result<String> {
+fn sum_of(node: &NodeDaemon, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M iflag=direct status=none | sha256sum"))
 }
 

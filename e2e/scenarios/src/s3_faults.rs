@@ -7,11 +7,11 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
-use holdfast_lab::s3::proxy::{Fault, FaultProxy, Rule};
+use holdfast_lab::s3::proxy::{FaultProxy, ProxyFault, Rule};
 use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
-use holdfast_lab::setup::Profile;
+use holdfast_lab::setup::BuildProfile;
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
@@ -19,13 +19,13 @@ use holdfast_lab::world::World;
 
 const BUCKET: &str = "faults";
 /// The volumes, named after the faults of their requests.
-const VOLUMES: [(&str, Fault); 6] = [
-    ("late", Fault::Delay(Duration::from_millis(300))),
-    ("reset-before", Fault::ResetBefore),
-    ("reset-inside", Fault::ResetInside),
-    ("slow-down", Fault::SlowDown),
-    ("lost-reply", Fault::LostReply),
-    ("black-hole", Fault::BlackHole),
+const VOLUMES: [(&str, ProxyFault); 6] = [
+    ("late", ProxyFault::Delay(Duration::from_millis(300))),
+    ("reset-before", ProxyFault::ResetBefore),
+    ("reset-inside", ProxyFault::ResetInside),
+    ("slow-down", ProxyFault::SlowDown),
+    ("lost-reply", ProxyFault::LostReply),
+    ("black-hole", ProxyFault::BlackHole),
 ];
 /// Write-and-commit rounds per volume. The unresponsive volume gets one, because each of its requests takes
 /// seconds.
@@ -48,12 +48,13 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("the conformance suite of object stores, through the proxy");
     run_conformance_through(&proxy, world)?;
 
-    let control = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
-    let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
+    let control =
+        ControlInterface::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let node = NodeDaemon::start(world.vm("a")?, &control, "auto", DATA)?;
     fault_all_requests(&proxy);
     report::step("a volume for each fault: create, attach, write, commit, detach");
     let written = run_for_each_volume(|name, fault| {
-        write(&node, name, if fault == Fault::BlackHole { 1 } else { ROUNDS })
+        write(&node, name, if fault == ProxyFault::BlackHole { 1 } else { ROUNDS })
     })?;
     // From here on, data is read only from the store.
     node.terminate()?;
@@ -79,7 +80,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 }
 
 /// A flush with `durability: object` neither fails nor succeeds before its commit is in the store.
-fn check_waiting_flush(node: &Node, proxy: &FaultProxy) -> Result<()> {
+fn check_waiting_flush(node: &NodeDaemon, proxy: &FaultProxy) -> Result<()> {
     let vm = node.vm();
     node.cli(&["create", "flushed", "--size", "16Mi", "--store", "store"])?;
     let attached = node.cli(&[
@@ -118,7 +119,7 @@ fn check_waiting_flush(node: &Node, proxy: &FaultProxy) -> Result<()> {
 /// Runs the suite of `node/objects` on the real client. Creates are excluded: a lost response is rightly not
 /// a success. So is an unresponsive store: the suite's hundred sequential requests would wait for minutes.
 fn run_conformance_through(proxy: &FaultProxy, world: &World) -> Result<()> {
-    for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != Fault::BlackHole) {
+    for (_, fault) in VOLUMES.into_iter().filter(|&(_, fault)| fault != ProxyFault::BlackHole) {
         let rule = |method, target: &str| Rule { method, target: target.to_owned(), first_only: true, fault };
         proxy.set_rules(vec![rule(Some("GET"), ""), rule(Some("DELETE"), ""), rule(None, "segment-in-")]);
         conformance(world, &proxy.endpoint(), BUCKET).with_context(|| format!("with {fault:?}"))?;
@@ -128,7 +129,7 @@ fn run_conformance_through(proxy: &FaultProxy, world: &World) -> Result<()> {
 
 /// Runs the suite of `node/objects` on the real client against the bucket of a server.
 pub(super) fn conformance(world: &World, endpoint: &str, bucket: &str) -> Result<()> {
-    let tests = world.toolbox().test_program("s3", Profile::Dev)?;
+    let tests = world.toolbox().test_program("s3", BuildProfile::Dev)?;
     let done = std::process::Command::new(&tests)
         .args(["--ignored", "--exact", "behind_faults::a_server_that_fails_now_and_then_conforms"])
         .env("HOLDFAST_TEST_S3", endpoint)
@@ -147,7 +148,7 @@ pub(super) fn conformance(world: &World, endpoint: &str, bucket: &str) -> Result
 }
 
 fn fault_all_requests(proxy: &FaultProxy) {
-    let rule = |&(name, fault): &(&str, Fault)| Rule {
+    let rule = |&(name, fault): &(&str, ProxyFault)| Rule {
         method: None,
         target: name.to_owned(),
         first_only: true,
@@ -157,7 +158,7 @@ fn fault_all_requests(proxy: &FaultProxy) {
 }
 
 /// Runs an action for all volumes concurrently.
-fn run_for_each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> Result<Vec<String>> {
+fn run_for_each_volume(work: impl Fn(&str, ProxyFault) -> Result<String> + Sync) -> Result<Vec<String>> {
     std::thread::scope(|scope| {
         let work = &work;
         let workers: Vec<_> =
@@ -168,7 +169,7 @@ fn run_for_each_volume(work: impl Fn(&str, Fault) -> Result<String> + Sync) -> R
 }
 
 /// Creates, writes and detaches the volume. Returns the SHA-256 of its contents.
-fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
+fn write(node: &NodeDaemon, name: &str, rounds: u32) -> Result<String> {
     retry_command(node, &["create", name, "--size", "16Mi", "--store", "store"])?;
     let device = attach(node, name)?;
     for round in 0..rounds {
@@ -190,25 +191,25 @@ fn write(node: &Node, name: &str, rounds: u32) -> Result<String> {
     Ok(sum)
 }
 
-fn read_back(node: &Node, name: &str) -> Result<String> {
+fn read_back(node: &NodeDaemon, name: &str) -> Result<String> {
     let device = attach(node, name)?;
     let sum = sum(node, &device)?;
     retry_command(node, &["detach", name])?;
     Ok(sum)
 }
 
-fn sum(node: &Node, device: &str) -> Result<String> {
+fn sum(node: &NodeDaemon, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M iflag=direct status=none | sha256sum"))
 }
 
-fn attach(node: &Node, name: &str) -> Result<String> {
+fn attach(node: &NodeDaemon, name: &str) -> Result<String> {
     let device = retry_command(node, &["attach", name, "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, DEVICE_LIMIT)?;
     Ok(device)
 }
 
 /// Sends a command to the daemon, and retries if it could not reach its store.
-fn retry_command(node: &Node, what: &[&str]) -> Result<String> {
+fn retry_command(node: &NodeDaemon, what: &[&str]) -> Result<String> {
     let mut tries = 1;
     loop {
         match node.cli(what) {

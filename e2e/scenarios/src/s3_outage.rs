@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::proxy::FaultProxy;
 use holdfast_lab::vm::{Vm, bash};
@@ -61,12 +61,12 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
     let proxy = FaultProxy::start(s3.port())?;
     let operator = world.operator()?;
     provision_store_at(world, &s3, BUCKET, &proxy.endpoint_everywhere())?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let node = Node::start(world.vm("a")?, &control, "auto", full_cache::DATA)?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let node = NodeDaemon::start(world.vm("a")?, &control, "auto", full_cache::DATA)?;
     let mut errors = full_cache::overfill(world, &node, &proxy)?;
     node.terminate()?;
     let sum = node.vm().exec(&format!("rm -r /var/lib/holdfast/*; head -c 4M /tmp/{COLD} | sha256sum"))?;
-    let node = Node::start(world.vm("a")?, &control, "auto", DATA)?;
+    let node = NodeDaemon::start(world.vm("a")?, &control, "auto", DATA)?;
     errors += check_delays(world, &node, &proxy, away, &sum)?;
     world.kubectl(["delete", "volumes", "--all", "--timeout=300s"])?;
     node.terminate()?;
@@ -76,7 +76,13 @@ pub fn outage(world: &World, away: Duration) -> Result<u64> {
 
 /// The store becomes unreachable under load and returns. `sum` is that of the first 4 MiB of [`COLD`].
 /// Returns the number of failed requests.
-fn check_delays(world: &World, node: &Node, proxy: &FaultProxy, away: Duration, sum: &str) -> Result<f64> {
+fn check_delays(
+    world: &World,
+    node: &NodeDaemon,
+    proxy: &FaultProxy,
+    away: Duration,
+    sum: &str,
+) -> Result<f64> {
     let vm = node.vm();
     let names = CALM.map(|name| (name, "16Mi")).into_iter().chain([(BUSY, "128Mi"), (COLD, "16Mi")]);
     let served = serve_all(world, node, &names.collect::<Vec<_>>())?;
@@ -155,7 +161,7 @@ fn flush_while_away(vm: &Vm, busy: &Served, calm: &Served, since: Instant, away:
 }
 
 /// Checks the metrics of both volumes, whose store has been unreachable for at least `away`.
-fn check_metrics(node: &Node, busy: &Served, calm: &Served, away: Duration) -> Result<()> {
+fn check_metrics(node: &NodeDaemon, busy: &Served, calm: &Served, away: Duration) -> Result<()> {
     let oldest = node.metric("holdfast_volume_oldest_dirty_seconds", &busy.id)?.unwrap_or(0.0);
     ensure!(oldest >= away.as_secs_f64(), "the oldest dirty data is {oldest} s old");
     for volume in [busy, calm] {
@@ -238,7 +244,7 @@ fn wait_all_answer(world: &World) -> Result<()> {
     world.wait_for("volumes", &format!("condition={WRITABLE}"))
 }
 
-fn wait_committed<'a>(node: &Node, volumes: impl IntoIterator<Item = &'a Served>) -> Result<()> {
+fn wait_committed<'a>(node: &NodeDaemon, volumes: impl IntoIterator<Item = &'a Served>) -> Result<()> {
     for volume in volumes {
         until("everything to be committed", LIMIT, || {
             let dirty = node.metric("holdfast_volume_dirty_bytes", &volume.id)?;
@@ -250,7 +256,7 @@ fn wait_committed<'a>(node: &Node, volumes: impl IntoIterator<Item = &'a Served>
 }
 
 /// Returns the sum of a figure over several volumes.
-fn sum_of<'a>(node: &Node, figure: &str, volumes: impl IntoIterator<Item = &'a Served>) -> Result<f64> {
+fn sum_of<'a>(node: &NodeDaemon, figure: &str, volumes: impl IntoIterator<Item = &'a Served>) -> Result<f64> {
     volumes.into_iter().map(|volume| Ok(node.metric(figure, &volume.id)?.unwrap_or(0.0))).sum()
 }
 

@@ -1,7 +1,7 @@
 //! A second real S3 server: it meets the requirements of volumes, and serves them.
 
 use anyhow::{Result, ensure};
-use holdfast_lab::node::Control;
+use holdfast_lab::node::ControlInterface;
 use holdfast_lab::report;
 use holdfast_lab::s3::SECRET_KEY;
 use holdfast_lab::s3::seaweedfs::SeaweedFs;
@@ -21,7 +21,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     preflight::configure(&vm, &server.endpoint_in_vm(), BUCKET, SECRET_KEY)?;
     let output = preflight::preflight(&vm, "", 0)?;
     ensure!(output.contains("PASS store store: bucket volumes"), "{output}");
-    let control = Control::Standalone { endpoint: server.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let control =
+        ControlInterface::Standalone { endpoint: server.endpoint_in_vm(), bucket: BUCKET.to_owned() };
     report::step("a volume on two nodes");
     standalone::play(world, &control, "zero-copy")
 }

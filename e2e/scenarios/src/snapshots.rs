@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
@@ -26,8 +26,8 @@ const UID: &str = "6f8f5771-5090-4a26-b245-3988d9a1501b";
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let first = Node::start(world.vm("a")?, &control, "user-copy", "")?;
+    let control = ControlInterface::standalone(&s3, BUCKET);
+    let first = NodeDaemon::start(world.vm("a")?, &control, "user-copy", "")?;
     first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = first.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
 
@@ -59,14 +59,14 @@ pub(super) fn run(world: &World) -> Result<()> {
     ensure!(names(&first, &["disk"])? == [two.clone()], "one is left");
 
     check_refusals(&first, &two)?;
-    let second = Node::start(world.vm("b")?, &control, "user-copy", "")?;
+    let second = NodeDaemon::start(world.vm("b")?, &control, "user-copy", "")?;
     check_other_node(&first, &second, &two)?;
     check_prefetch_list(&first, &second)?;
     check_unreachable_store(&s3, &first)
 }
 
 /// An impossible request is rejected with the alternative.
-fn check_refusals(node: &Node, there: &str) -> Result<()> {
+fn check_refusals(node: &NodeDaemon, there: &str) -> Result<()> {
     let beyond = format!("{there}9");
     for (arguments, says) in [
         (&["create", "nothing"][..], "store"),
@@ -84,7 +84,7 @@ fn check_refusals(node: &Node, there: &str) -> Result<()> {
 
 /// A node that does not serve the volume refers to the one that does; for a detached volume, any node takes
 /// one.
-fn check_other_node(first: &Node, second: &Node, there: &str) -> Result<()> {
+fn check_other_node(first: &NodeDaemon, second: &NodeDaemon, there: &str) -> Result<()> {
     let at_store = ["disk", "--store", "store"];
     expect_refused(second, &["create", "disk", "--store", "store"], "take the snapshot on that node")?;
     ensure!(names(second, &at_store)? == [there.to_owned()], "any node lists them");
@@ -99,7 +99,7 @@ fn check_other_node(first: &Node, second: &Node, there: &str) -> Result<()> {
 }
 
 /// The blocks that the first fork of an image reads are prefetched for a fork on another node.
-fn check_prefetch_list(first: &Node, second: &Node) -> Result<()> {
+fn check_prefetch_list(first: &NodeDaemon, second: &NodeDaemon) -> Result<()> {
     report::step("boot two forks of an image on two nodes: the second one's blocks are prefetched");
     first.cli(&["create", "image", "--size", "256Mi", "--store", "store"])?;
     let image = first.cli(&["attach", "image", "--store", "store"])?.trim().to_owned();
@@ -109,7 +109,7 @@ fn check_prefetch_list(first: &Node, second: &Node) -> Result<()> {
     let snapshots = first.cli(&["snapshot", "list", "--json", "image", "--store", "store"])?;
     let snapshots: Value = serde_json::from_str(&snapshots)?;
     let snapshot = snapshots["snapshots"][0]["name"].as_str().context("a snapshot")?.to_owned();
-    let boot = |node: &Node, fork: &str| -> Result<String> {
+    let boot = |node: &NodeDaemon, fork: &str| -> Result<String> {
         node.cli(&["create", fork, "--from", &snapshot, "--store", "store"])?;
         let device = node.cli(&["attach", fork, "--store", "store"])?.trim().to_owned();
         // A block of each 640 KiB, in falling order: not sequential.
@@ -134,7 +134,7 @@ fn check_prefetch_list(first: &Node, second: &Node) -> Result<()> {
 }
 
 /// Returns a counter of the node that has no label.
-fn counter(node: &Node, name: &str) -> Result<f64> {
+fn counter(node: &NodeDaemon, name: &str) -> Result<f64> {
     let metrics = node.metrics()?;
     let start = format!("{name}_total ");
     let value = metrics.lines().find_map(|line| line.strip_prefix(&start));
@@ -143,7 +143,7 @@ fn counter(node: &Node, name: &str) -> Result<f64> {
 
 /// With an unresponsive store, the command reports this and may be repeated. For a while after the outage,
 /// the node answers from its last attempt.
-fn check_unreachable_store(s3: &S3Server, node: &Node) -> Result<()> {
+fn check_unreachable_store(s3: &S3Server, node: &NodeDaemon) -> Result<()> {
     report::step("take a snapshot while the store is unreachable, and again");
     s3.stop();
     let refused =
@@ -161,14 +161,14 @@ fn check_unreachable_store(s3: &S3Server, node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn take_snapshot(node: &Node, arguments: &[&str]) -> Result<String> {
+fn take_snapshot(node: &NodeDaemon, arguments: &[&str]) -> Result<String> {
     let name = node.cli(&[&["snapshot", "create"], arguments].concat())?.trim().to_owned();
     ensure!(name.starts_with("disk@"), "create prints {name:?}");
     Ok(name)
 }
 
 /// Returns the names of the snapshots of a volume of 1 GiB, oldest first.
-fn names(node: &Node, arguments: &[&str]) -> Result<Vec<String>> {
+fn names(node: &NodeDaemon, arguments: &[&str]) -> Result<Vec<String>> {
     let list = node.cli(&[&["snapshot", "list", "--json"], arguments].concat())?;
     let list: Value = serde_json::from_str(&list).with_context(|| list.clone())?;
     let list = list["snapshots"].as_array().context("a list")?;
@@ -178,7 +178,7 @@ fn names(node: &Node, arguments: &[&str]) -> Result<Vec<String>> {
     list.iter().map(|known| known["name"].as_str().map(str::to_owned).context("a name")).collect()
 }
 
-fn expect_refused(node: &Node, arguments: &[&str], says: &str) -> Result<()> {
+fn expect_refused(node: &NodeDaemon, arguments: &[&str], says: &str) -> Result<()> {
     let refused = node.cli(&[&["snapshot"], arguments].concat()).err();
     let refused = refused.with_context(|| format!("snapshot {arguments:?} should be refused"))?;
     report::step(format!("{refused:#}"));

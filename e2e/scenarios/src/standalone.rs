@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node, SIGKILL};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, SIGKILL};
 use holdfast_lab::vm::bash;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -26,12 +26,12 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 fn run(world: &World, transport: &str) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    play(world, &Control::standalone(&s3, BUCKET), transport)
+    play(world, &ControlInterface::standalone(&s3, BUCKET), transport)
 }
 
 /// Plays the life of a volume on two nodes, in the bucket of any server.
-pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<()> {
-    let first = Node::start(world.vm("a")?, control, transport, "")?;
+pub(super) fn play(world: &World, control: &ControlInterface, transport: &str) -> Result<()> {
+    let first = NodeDaemon::start(world.vm("a")?, control, transport, "")?;
     first.cli(&["create", "disk", "--size", "1Gi", "--store", "store"])?;
     let device = attach(&first, &[])?;
 
@@ -71,7 +71,7 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
     first.cli(&["detach", "disk"])?;
     first.vm().exec(&format!("! test -e {device}"))?;
 
-    let second = Node::start(world.vm("b")?, control, transport, "")?;
+    let second = NodeDaemon::start(world.vm("b")?, control, transport, "")?;
     let device = attach(&second, &["--size", "2Gi"])?;
     check_device_bytes(&second, &device, 2 << 30)?;
     check_read_ahead(&second, &device)?;
@@ -86,7 +86,7 @@ pub(super) fn play(world: &World, control: &Control, transport: &str) -> Result<
 }
 
 /// A node without any data of the volume reads ahead of a program that reads it sequentially.
-fn check_read_ahead(node: &Node, device: &str) -> Result<()> {
+fn check_read_ahead(node: &NodeDaemon, device: &str) -> Result<()> {
     node.vm().exec(&format!("dd if={device} of=/dev/null bs=128k count=2048 iflag=direct status=none"))?;
     let metrics = node.metrics()?;
     let used = metrics.lines().find_map(|line| line.strip_prefix("holdfast_read_ahead_used_blocks_total "));
@@ -99,7 +99,7 @@ fn check_read_ahead(node: &Node, device: &str) -> Result<()> {
 const MAX_LOG_CHECKS: f64 = 2.0;
 
 /// Blocks that a node fetched before its daemon was killed cost no request afterwards.
-fn check_cache_after_restart(node: &Node, device: &str) -> Result<()> {
+fn check_cache_after_restart(node: &NodeDaemon, device: &str) -> Result<()> {
     let read =
         || node.vm().exec(&format!("dd if={device} bs=128k count=1024 iflag=direct status=none | sha256sum"));
     let gets = || -> Result<f64> {
@@ -131,14 +131,14 @@ fn check_cache_after_restart(node: &Node, device: &str) -> Result<()> {
     })
 }
 
-fn check_device_bytes(node: &Node, device: &str, bytes: u64) -> Result<()> {
+fn check_device_bytes(node: &NodeDaemon, device: &str, bytes: u64) -> Result<()> {
     let found = node.vm().exec(&format!("blockdev --getsize64 {device}"))?;
     ensure!(found.trim() == bytes.to_string(), "{device} has {found} bytes, not {bytes}");
     Ok(())
 }
 
 /// The settings change under load, and survive a kill.
-fn configure<'a>(node: &Node, load: Load<'a>) -> Result<Load<'a>> {
+fn configure<'a>(node: &NodeDaemon, load: Load<'a>) -> Result<Load<'a>> {
     check_settings(node, "local", "30s")?;
     node.cli(&["configure", "disk", "--durability", "object", "--max-dirty-age", "2s"])?;
     check_settings(node, "object", "2s")?;
@@ -151,7 +151,7 @@ fn configure<'a>(node: &Node, load: Load<'a>) -> Result<Load<'a>> {
     Ok(load)
 }
 
-fn check_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
+fn check_settings(node: &NodeDaemon, durability: &str, max_age: &str) -> Result<()> {
     let list = node.cli(&["list"])?;
     let words: Vec<&str> = list.split_whitespace().collect();
     ensure!(
@@ -163,7 +163,7 @@ fn check_settings(node: &Node, durability: &str, max_age: &str) -> Result<()> {
 
 /// With durability `object`, a FLUSH ends once the store has the data that it covers; with `local`, the store
 /// has it once its age limit is reached.
-fn check_flushes(node: &Node, device: &str) -> Result<()> {
+fn check_flushes(node: &NodeDaemon, device: &str) -> Result<()> {
     let write =
         format!("dd if=/dev/urandom of={device} bs=64k count=1 oflag=direct conv=fsync,notrunc status=none");
     let dirty = || {
@@ -182,7 +182,7 @@ fn check_flushes(node: &Node, device: &str) -> Result<()> {
 
 /// A daemon that cannot recover the device reports this, gives it to no other volume, and recovers it once it
 /// can.
-fn check_held_device(node: &Node, device: &str) -> Result<()> {
+fn check_held_device(node: &NodeDaemon, device: &str) -> Result<()> {
     let queues = device.replace("ublkb", "ublkc");
     node.vm().spawn("holder", &bash(&format!("exec 9<>{queues}; echo held; exec sleep 600")))?;
     node.vm().wait_log("holder", "held", LIMIT)?;
@@ -198,7 +198,7 @@ fn check_held_device(node: &Node, device: &str) -> Result<()> {
     until("the device to be recovered", LIMIT, || Ok(node.cli(&["list"])?.contains("Attached").then_some(())))
 }
 
-fn attach(node: &Node, more: &[&str]) -> Result<String> {
+fn attach(node: &NodeDaemon, more: &[&str]) -> Result<String> {
     let device = node.cli(&[&["attach", "disk", "--store", "store"], more].concat())?.trim().to_owned();
     ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
     node.vm().wait_block_device(&device, LIMIT)?;

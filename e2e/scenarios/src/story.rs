@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
 use holdfast_lab::vm::Vm;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
@@ -44,7 +44,7 @@ pub(super) fn user_copy(world: &World) -> Result<()> {
 /// Runs on nodes without ublk.
 pub(super) fn fuse(world: &World) -> Result<()> {
     for name in ["a", "b"] {
-        start_keeper(&*world.vm_with(name, Options::without_ublk)?, "keeper", false)?;
+        start_keeper(&*world.vm_with(name, MachineOptions::without_ublk)?, "keeper", false)?;
     }
     run(world, FUSE)
 }
@@ -58,8 +58,8 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let operator = world.operator()?;
     provision(world, &s3)?;
 
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(world.vm("a")?, &control, transport, "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(world.vm("a")?, &control, transport, "")?;
     report::step("ask node a to serve both volumes");
     let small = serve(world, &a, "small")?;
     let large = serve(world, &a, "large")?;
@@ -87,7 +87,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
     let small = check_reset(world, &a, transport, &sum)?;
 
     report::step("move the volume to node b, which has an empty cache");
-    let b = Node::start(world.vm("b")?, &control, transport, "")?;
+    let b = NodeDaemon::start(world.vm("b")?, &control, transport, "")?;
     let moved = serve(world, &b, "small")?;
     print_volumes(world)?;
     expect_no_device(a.vm(), &small)?;
@@ -114,7 +114,7 @@ pub fn run(world: &World, transport: &str) -> Result<()> {
 }
 
 /// Resets the machine of node a, which then has all fsynced data. Returns the device of the small volume.
-fn check_reset(world: &World, a: &Node, transport: &str, sum: &str) -> Result<String> {
+fn check_reset(world: &World, a: &NodeDaemon, transport: &str, sum: &str) -> Result<String> {
     report::step("write, fsync, and reset the machine at once");
     a.vm().exec("echo kept > /mnt/flushed; sync /mnt/flushed")?;
     let before = [epoch_of(world, "small")?, epoch_of(world, "large")?];
@@ -185,14 +185,14 @@ pub(super) fn describe_store(world: &World, endpoint: &str, bucket: &str) -> Res
 ///
 /// # Errors
 /// If it does not.
-pub fn serve(world: &World, node: &Node, name: &str) -> Result<String> {
+pub fn serve(world: &World, node: &NodeDaemon, name: &str) -> Result<String> {
     let patch = format!("{{\"spec\":{{\"nodeName\":\"{}\"}}}}", node.vm().name());
     world.kubectl(["patch", "volume", name, "--type=merge", "--patch", &patch])?;
     device_of(world, node, name)
 }
 
 /// Waits until `node` serves the volume and returns its device.
-fn device_of(world: &World, node: &Node, name: &str) -> Result<String> {
+fn device_of(world: &World, node: &NodeDaemon, name: &str) -> Result<String> {
     let object = format!("volume/{name}");
     let on_node = format!("jsonpath={{.status.node}}={}", node.vm().name());
     for what in [&on_node, "condition=Attached", "jsonpath={.status.phase}=Attached"] {

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, METRICS_PORT, Node};
+use holdfast_lab::node::{ControlInterface, METRICS_PORT, NodeDaemon};
 use holdfast_lab::operator::NAMESPACE;
 use holdfast_lab::report;
 use holdfast_lab::vm::bash;
-use holdfast_lab::vm::machine::{Options, free_port};
+use holdfast_lab::vm::machine::{MachineOptions, free_port};
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 
@@ -40,9 +40,10 @@ pub(super) fn run(world: &World) -> Result<()> {
         world.wait_for(&format!("volume/{name}"), "jsonpath={.status.phase}=Ready")?;
     }
     let port = free_port()?;
-    let vm = world.vm_with("a", || Options { ports: vec![(port, METRICS_PORT)], ..Options::node() })?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let a = Node::start(vm, &control, "auto", "")?;
+    let vm = world
+        .vm_with("a", || MachineOptions { ports: vec![(port, METRICS_PORT)], ..MachineOptions::node() })?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let a = NodeDaemon::start(vm, &control, "auto", "")?;
     let device = serve(world, &a, "orders")?;
     serve(world, &a, "archive")?;
     plugin(world, &["top"], 1, "no pod of a node daemon was found")?;

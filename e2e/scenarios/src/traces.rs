@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::collector::{Collector, Span, tree};
-use holdfast_lab::csi::{LIMIT, NewVolume, Use, expect_granted};
-use holdfast_lab::csi_node::{Claim, CsiNode};
+use holdfast_lab::csi::{LIMIT, RequestedVolume, Use, expect_granted};
+use holdfast_lab::csi_node::{CsiNode, PublishedVolume};
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
@@ -52,9 +52,9 @@ pub(super) fn run(world: &World) -> Result<()> {
 
     report::step("create a claim, use it, write to it");
     let usage = Use::block();
-    let wanted = NewVolume::new(VOLUME, GIB, "store").with_use(&usage).parameter("maxDirtyAge", "1s");
+    let wanted = RequestedVolume::new(VOLUME, GIB, "store").with_use(&usage).parameter("maxDirtyAge", "1s");
     expect_granted("create", csi.create(&wanted, LIMIT)?)?;
-    let claim = Claim { volume: VOLUME.to_owned(), context: publish(&csi, VOLUME, "a")?, usage };
+    let claim = PublishedVolume { volume: VOLUME.to_owned(), context: publish(&csi, VOLUME, "a")?, usage };
     use_claim(&node, &claim)?;
     let target = claim.target("pod");
     node.vm()
@@ -64,7 +64,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     report::step("use it again: a separate trace");
     release(&node, &claim, "pod")?;
     expect_granted("withdraw", csi.unpublish(VOLUME, "a", LIMIT)?)?;
-    let again = Claim { context: publish(&csi, VOLUME, "a")?, ..claim };
+    let again = PublishedVolume { context: publish(&csi, VOLUME, "a")?, ..claim };
     use_claim(&node, &again)?;
     let later = until("another publication", LIMIT, || {
         let spans = collector.spans();
@@ -81,7 +81,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     operator.stop()
 }
 
-fn use_claim(node: &CsiNode, claim: &Claim) -> Result<()> {
+fn use_claim(node: &CsiNode, claim: &PublishedVolume) -> Result<()> {
     expect_granted("stage", node.stage(claim, LIMIT)?)?;
     expect_granted("publish", node.publish(claim, "pod", false)?)
 }

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use holdfast_lab::node::{Control, Node, PROGRAM};
+use holdfast_lab::node::{ControlInterface, NodeDaemon, PROGRAM};
 use holdfast_lab::report;
-use holdfast_lab::s3::proxy::{Fault, FaultProxy, Rule};
+use holdfast_lab::s3::proxy::{FaultProxy, ProxyFault, Rule};
 use holdfast_lab::vm::Vm;
 use holdfast_lab::wait::until;
-use holdfast_lab::wire::{Exit, Program};
+use holdfast_lab::wire::{Exit, GuestProgram};
 use holdfast_lab::world::World;
 
 const BUCKET: &str = "truncation";
@@ -28,23 +28,24 @@ pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
     let proxy = FaultProxy::start(s3.port())?;
-    let direct = Control::standalone(&s3, BUCKET);
-    let proxied = Control::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
+    let direct = ControlInterface::standalone(&s3, BUCKET);
+    let proxied =
+        ControlInterface::Standalone { endpoint: proxy.endpoint_in_vm(), bucket: BUCKET.to_owned() };
 
     report::step("node a writes, and is paused");
-    let a = Node::start(world.vm("a")?, &direct, "auto", "")?;
+    let a = NodeDaemon::start(world.vm("a")?, &direct, "auto", "")?;
     a.cli(&["create", VOLUME, "--size", "16Mi", "--store", "store"])?;
     let device = attach(&a, &["--max-dirty-age", "1h"])?;
     write(a.vm(), &device, "900")?;
     a.vm().signal(PROGRAM, SIGSTOP)?;
 
     report::step("node b takes over");
-    let b = Node::start(world.vm("b")?, &direct, "auto", "")?;
+    let b = NodeDaemon::start(world.vm("b")?, &direct, "auto", "")?;
     let device = attach(&b, &["--take-over", "1", "--durability", "object"])?;
     let taken = s3.keys(BUCKET, &log_prefix())?.len();
 
     report::step("node c has read the log, and is paused before it creates its record");
-    let c = Node::start(world.vm("c")?, &proxied, "auto", "")?;
+    let c = NodeDaemon::start(world.vm("c")?, &proxied, "auto", "")?;
     let next = format!("{}{:020}", log_prefix(), taken + 1);
     pause_in_create(&c, &proxy, &next)?;
 
@@ -93,15 +94,18 @@ fn log_prefix() -> String {
 
 /// Begins to attach the volume on the node, and pauses the daemon while the proxy holds the create of
 /// `record`.
-fn pause_in_create(node: &Node, proxy: &FaultProxy, record: &str) -> Result<()> {
+fn pause_in_create(node: &NodeDaemon, proxy: &FaultProxy, record: &str) -> Result<()> {
     proxy.set_rules(vec![Rule {
         method: Some("PUT"),
         target: record.to_owned(),
         first_only: true,
-        fault: Fault::Delay(CREATE_DELAY),
+        fault: ProxyFault::Delay(CREATE_DELAY),
     }]);
     let words = ["holdfast-node", "attach", VOLUME, "--store", "store", "--take-over", "2"];
-    node.vm().spawn("attach", &Program { argv: words.map(str::to_owned).to_vec(), ..Program::default() })?;
+    node.vm().spawn(
+        "attach",
+        &GuestProgram { argv: words.map(str::to_owned).to_vec(), ..GuestProgram::default() },
+    )?;
     until("its create", LIMIT, || {
         Ok(proxy.received().iter().any(|request| request.fault.is_some()).then_some(()))
     })?;
@@ -109,7 +113,7 @@ fn pause_in_create(node: &Node, proxy: &FaultProxy, record: &str) -> Result<()> 
     proxy.hold_requests()
 }
 
-fn attach(node: &Node, options: &[&str]) -> Result<String> {
+fn attach(node: &NodeDaemon, options: &[&str]) -> Result<String> {
     let device = node.cli(&[&["attach", VOLUME, "--store", "store"], options].concat())?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)

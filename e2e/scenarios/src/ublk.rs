@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_lab::report;
-use holdfast_lab::setup::Profile;
+use holdfast_lab::setup::BuildProfile;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wire::Exit;
 use holdfast_lab::world::World;
@@ -110,7 +110,7 @@ const OF_NEWER_DRIVERS: [(&str, (u32, u32), &str); 8] = [
 
 /// Runs the tests of `holdfast-ublk` that need the driver, in a machine that has it.
 pub(super) fn device_tests(world: &World) -> Result<()> {
-    world.share(&world.toolbox().test_program("device", Profile::Dev)?, "bin/device-tests")?;
+    world.share(&world.toolbox().test_program("device", BuildProfile::Dev)?, "bin/device-tests")?;
     let vm = world.vm("a")?;
     let mut run = "device-tests --ignored --test-threads=1".to_owned();
     for (test, (major, minor), reason) in OF_NEWER_DRIVERS {

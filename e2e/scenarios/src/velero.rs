@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use holdfast_lab::cluster::claims::ClaimControllers;
 use holdfast_lab::command::output;
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::velero::{CLASS_LABEL, VELERO_NAMESPACE, Velero};
@@ -79,7 +79,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 
 /// Creates two backups while the node serves the claims, with contents that differ from each other and from
 /// the final ones.
-fn create_two_backups(world: &World, node: &Node, volumes: &[String; 2]) -> Result<[Backup; 2]> {
+fn create_two_backups(world: &World, node: &NodeDaemon, volumes: &[String; 2]) -> Result<[Backup; 2]> {
     let [files, raw] = [serve(world, node, &volumes[0])?, serve(world, node, &volumes[1])?];
     report::step("write, back up, write again, back up again, and write once more");
     node.vm().exec(&format!("mkfs.ext4 -q {files}; mkdir -p /mnt/files; mount {files} /mnt/files"))?;
@@ -136,7 +136,7 @@ fn restore_in_new_cluster(lost: &World, s3: &S3Server, old: &[String; 2], backup
         permit_deletion(world, "volume", volume)?;
         world.kubectl(["delete", "volume", volume, "--timeout=300s"])?;
     }
-    let c = Node::start(world.vm("c")?, &Control::standalone(s3, BUCKET), "auto", "")?;
+    let c = NodeDaemon::start(world.vm("c")?, &ControlInterface::standalone(s3, BUCKET), "auto", "")?;
     report::step(c.cli_with_retries(&["gc", "--store", "store", "--grace", "0s"])?);
     c.terminate()?;
     report::step("a node without a cache reads the same data from the remaining objects");
@@ -216,7 +216,7 @@ fn volumes(world: &World, namespace: &str) -> Result<[String; 2]> {
 }
 
 /// Writes files to the mounted claim and noise to the device of the other, and returns their sums.
-fn write(node: &Node, device: &str, name: &str) -> Result<ClaimSums> {
+fn write(node: &NodeDaemon, device: &str, name: &str) -> Result<ClaimSums> {
     node.vm().exec(&format!(
         "cd /mnt/files; rm -rf *; mkdir {name}; for number in $(seq 20); do
            head -c 100000 /dev/urandom > {name}/$number
@@ -227,7 +227,7 @@ fn write(node: &Node, device: &str, name: &str) -> Result<ClaimSums> {
     sums(node, device)
 }
 
-fn sums(node: &Node, device: &str) -> Result<ClaimSums> {
+fn sums(node: &NodeDaemon, device: &str) -> Result<ClaimSums> {
     Ok([
         node.vm().exec("cd /mnt/files; find . -type f -print0 | sort -z | xargs -0 sha256sum | sha256sum")?,
         node.vm().exec(&format!("dd if={device} bs=1M count=8 iflag=direct status=none | sha256sum"))?,
@@ -235,7 +235,7 @@ fn sums(node: &Node, device: &str) -> Result<ClaimSums> {
 }
 
 /// Serves both volumes on the node, and returns their sums. The file system is checked before it is mounted.
-fn read(world: &World, node: &Node, volumes: &[String; 2]) -> Result<ClaimSums> {
+fn read(world: &World, node: &NodeDaemon, volumes: &[String; 2]) -> Result<ClaimSums> {
     let [files, raw] = [serve(world, node, &volumes[0])?, serve(world, node, &volumes[1])?];
     node.vm().exec(&format!(
         "mkdir -p /mnt/files; e2fsck -p {files} || test $? -eq 1; mount {files} /mnt/files"

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
@@ -31,8 +31,8 @@ pub(super) fn run(world: &World) -> Result<()> {
     apply(world, &volume("data", "store", "1Gi"))?;
     world.wait_for("volume/data", "jsonpath={.status.phase}=Ready")?;
     let id = field(world, "volume/data", "{.status.volumeId}")?;
-    let control = Control::Kubernetes { kubeconfig: world.node_kubeconfig()? };
-    let node = Node::start(world.vm("a")?, &control, "user-copy", "")?;
+    let control = ControlInterface::Kubernetes { kubeconfig: world.node_kubeconfig()? };
+    let node = NodeDaemon::start(world.vm("a")?, &control, "user-copy", "")?;
     let device = serve(world, &node, "data")?;
 
     report::step("take a snapshot of the Volume that node a serves");
@@ -76,7 +76,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     live(3)?;
     check_obstacles(world)?;
     check_retained(world, &s3)?;
-    let other = Node::start(world.vm("b")?, &control, "user-copy", "")?;
+    let other = NodeDaemon::start(world.vm("b")?, &control, "user-copy", "")?;
     let copied = check_restored_volumes(world, &other, &first, &written)?;
     check_clones(world, &other, &copied)?;
 
@@ -99,7 +99,7 @@ pub(super) fn run(world: &World) -> Result<()> {
 fn check_sweep(world: &World, s3: &S3Server, id: &str) -> Result<()> {
     report::step("a sweep deletes the objects that no Volume reads any more");
     ensure!(count_objects(s3, id, "segments")? > 0, "the Volume left nothing for the copy");
-    let node = Node::start(world.vm("a")?, &Control::standalone(s3, BUCKET), "user-copy", "")?;
+    let node = NodeDaemon::start(world.vm("a")?, &ControlInterface::standalone(s3, BUCKET), "user-copy", "")?;
     let young = node.cli_with_retries(&["gc", "--store", "store"])?;
     ensure!(count_objects(s3, id, "segments")? > 0, "deleted within the grace: {young}");
     // The clock of the machine may be behind that of the server.
@@ -126,7 +126,7 @@ fn wait_blocked_deletion(world: &World, reason: &str) -> Result<()> {
 
 /// Creates volumes from the snapshot `served`, whose name in the store is `first`, and from one that is taken
 /// later. Returns the sum of the content of the first of them, `copy`, afterwards.
-fn check_restored_volumes(world: &World, node: &Node, first: &str, expected: &str) -> Result<String> {
+fn check_restored_volumes(world: &World, node: &NodeDaemon, first: &str, expected: &str) -> Result<String> {
     report::step("a Volume is created from a snapshot, and has its content on another node");
     apply(world, &from_snapshot("copy", "served"))?;
     world.wait_for("volume/copy", "jsonpath={.status.phase}=Ready")?;
@@ -160,7 +160,7 @@ fn check_restored_volumes(world: &World, node: &Node, first: &str, expected: &st
 
 /// Clones volumes: `copy`, which `node` serves and whose content is `expected`, and a detached one. The
 /// VolumeSnapshots created by the operator for this are deleted afterwards.
-fn check_clones(world: &World, node: &Node, expected: &str) -> Result<()> {
+fn check_clones(world: &World, node: &NodeDaemon, expected: &str) -> Result<()> {
     report::step("a clone of a missing Volume reports this, and is created once the Volume exists");
     apply(world, &from_volume("twin", "parent"))?;
     wait_unprovisioned(world, "volume/twin", "VolumeNotFound: spec.source.volume.name: ")?;
@@ -199,7 +199,7 @@ fn wait_unprovisioned(world: &World, volume: &str, why: &str) -> Result<()> {
 }
 
 /// Returns the sum of the first 2 MiB of a device.
-fn content_sum(node: &Node, device: &str) -> Result<String> {
+fn content_sum(node: &NodeDaemon, device: &str) -> Result<String> {
     node.vm().exec(&format!("dd if={device} bs=1M count=2 iflag=direct status=none | sha256sum"))
 }
 

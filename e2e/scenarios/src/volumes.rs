@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::Node;
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::world::World;
 
 use super::provisioning::apply;
@@ -34,7 +34,7 @@ pub(super) struct VolumeCondition {
 /// serves all existing volumes.
 pub(super) fn serve_all(
     world: &World,
-    node: &Node,
+    node: &NodeDaemon,
     volumes: &[(&str, &str)],
 ) -> Result<BTreeMap<String, Served>> {
     let documents: Vec<String> = volumes

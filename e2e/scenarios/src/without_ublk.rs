@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::vm::Vm;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::Value;
@@ -33,8 +33,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub(super) fn run(world: &World) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let control = Control::standalone(&s3, BUCKET);
-    let node = Node::start(world.vm_with("a", Options::without_ublk)?, &control, "auto", DATA)?;
+    let control = ControlInterface::standalone(&s3, BUCKET);
+    let node = NodeDaemon::start(world.vm_with("a", MachineOptions::without_ublk)?, &control, "auto", DATA)?;
     let vm = node.vm();
     vm.exec("! test -e /dev/ublk-control")?;
     check_capabilities(&node)?;
@@ -97,8 +97,8 @@ pub(super) fn run(world: &World) -> Result<()> {
 pub fn replace_keepers(world: &World) -> Result<usize> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let vm = world.vm_with("a", Options::without_ublk)?;
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", DATA)?;
+    let vm = world.vm_with("a", MachineOptions::without_ublk)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "auto", DATA)?;
     node.cli(&["create", "disk", "--size", "256Mi", "--store", "store"])?;
     let device = attach(&node)?;
     let load = Load::start(node.vm(), &device, LOAD_SECONDS)?;
@@ -113,7 +113,7 @@ pub fn replace_keepers(world: &World) -> Result<usize> {
 }
 
 /// The node supports only FUSE and a loop device, and rejects a memory volume.
-fn check_capabilities(node: &Node) -> Result<()> {
+fn check_capabilities(node: &NodeDaemon) -> Result<()> {
     let usable: Value = serde_json::from_str(&node.cli(&["capabilities", "--json"])?)?;
     let usable: Vec<_> = usable["transports"].as_array().context("its transports")?.iter().collect();
     let of = |name: &str| usable.iter().find(|transport| transport["transport"] == name);
@@ -127,8 +127,13 @@ fn check_capabilities(node: &Node) -> Result<()> {
 }
 
 /// A node with ublk reads the volume, whose files have these `sums`; then it is attached to `node` again.
-fn check_node_with_ublk(world: &World, control: &Control, node: &Node, sums: &str) -> Result<()> {
-    let other = Node::start(world.vm("b")?, control, "auto", "")?;
+fn check_node_with_ublk(
+    world: &World,
+    control: &ControlInterface,
+    node: &NodeDaemon,
+    sums: &str,
+) -> Result<()> {
+    let other = NodeDaemon::start(world.vm("b")?, control, "auto", "")?;
     let device = attach(&other)?;
     ensure!(device.starts_with("/dev/ublkb"), "attach prints {device:?}");
     let read = other.vm().exec(&format!(
@@ -142,7 +147,7 @@ fn check_node_with_ublk(world: &World, control: &Control, node: &Node, sums: &st
     node.cli(&["detach", "disk"]).map(drop)
 }
 
-fn attach(node: &Node) -> Result<String> {
+fn attach(node: &NodeDaemon) -> Result<String> {
     let device = node.cli(&["attach", "disk", "--store", "store"])?.trim().to_owned();
     node.vm().wait_block_device(&device, LIMIT)?;
     Ok(device)
@@ -150,7 +155,7 @@ fn attach(node: &Node) -> Result<String> {
 
 /// Two volumes are attached concurrently while no keeper runs, and survive a kill; then each is detached
 /// while a program that wrote to it without a sync closes it, and has all of the data afterwards.
-fn attach_concurrently(node: &Node) -> Result<()> {
+fn attach_concurrently(node: &NodeDaemon) -> Result<()> {
     let vm = node.vm();
     for volume in PAIR {
         node.cli(&["create", volume, "--size", "256Mi", "--store", "store"])?;
@@ -223,7 +228,7 @@ fn hand_over(vm: &Vm, load: &Load<'_>) -> Result<()> {
 }
 
 /// Data beyond the device's earlier end is available after a restart.
-fn check_growth(node: &Node, device: &str) -> Result<()> {
+fn check_growth(node: &NodeDaemon, device: &str) -> Result<()> {
     let vm = node.vm();
     vm.exec(&format!(
         "test $(blockdev --getsize64 {device}) = $((2 << 30)); \
@@ -262,7 +267,7 @@ fn check_long_requests(vm: &Vm, device: &str) -> Result<()> {
 
 /// Another program detaches the device. While it is in use, an attach or a recovery cancels that. Afterwards
 /// the volume is unserved, and its next device is another one: its number has a file of that program.
-fn check_foreign_detach(node: &Node, device: &str) -> Result<String> {
+fn check_foreign_detach(node: &NodeDaemon, device: &str) -> Result<String> {
     let vm = node.vm();
     let name = device.trim_start_matches("/dev/");
     let pending = format!("losetup --detach {device}; grep -x 1 /sys/block/{name}/loop/autoclear >&2");
@@ -301,7 +306,7 @@ fn count_keepers(vm: &Vm) -> Result<usize> {
 }
 
 /// A discarded range reads as zeros, and its space on the local disk is free.
-fn check_discard(node: &Node, device: &str) -> Result<()> {
+fn check_discard(node: &NodeDaemon, device: &str) -> Result<()> {
     let used = || node.vm().exec("du -sk /state | cut -f1")?.trim().parse::<u64>().context("a size");
     let vm = node.vm();
     vm.exec(&format!(

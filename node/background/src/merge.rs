@@ -68,7 +68,7 @@ impl Unmerged {
 
 /// Relocation of a merge, kept across its attempts because its inputs do not change.
 #[derive(Debug, Default)]
-struct Relocation {
+struct KeptRelocation {
     /// The segments to relocate, and the group of each.
     groups: HashMap<SegmentId, u32>,
     /// Segments created from their frames.
@@ -208,7 +208,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
     pub(crate) async fn merge(&self, plan: &MergePlan) -> Result<RunRef, PlacedId> {
         let mut backoff = JobBackoff::of_commits();
         let mut before: Option<(FailedPart, Option<String>)> = None;
-        let mut relocation = (plan.kind != MergeKind::Base).then(Relocation::default);
+        let mut relocation = (plan.kind != MergeKind::Base).then(KeptRelocation::default);
         loop {
             let attempt = {
                 let turn = self.pools.merging.of(plan.kind, self.store);
@@ -233,7 +233,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
                 }
                 FailedPart::Relocation(None) if is_again && unmerged.finding().is_some() => {
                     tracing::error!(%volume, error = source, "no segment was relocated");
-                    relocation = Some(Relocation::default());
+                    relocation = Some(KeptRelocation::default());
                     continue;
                 }
                 FailedPart::Input(_) | FailedPart::Output if is_again && unmerged.finding().is_some() => {
@@ -253,7 +253,7 @@ impl<S: Sides, T: Environment> Background<S, T> {
     async fn merge_once(
         &self,
         plan: &MergePlan,
-        relocation: &mut Option<Relocation>,
+        relocation: &mut Option<KeptRelocation>,
     ) -> Result<RunRef, Unmerged> {
         let mut inputs = Vec::with_capacity(plan.inputs.len());
         for (at, run) in plan.inputs.iter().enumerate() {
@@ -262,11 +262,11 @@ impl<S: Sides, T: Environment> Background<S, T> {
         }
         let (sides, objects) = (&self.sides, &*self.objects);
         let reader = PageReader { sides, objects, plan, inputs: &inputs };
-        let Relocation { groups, stored } = match relocation {
+        let KeptRelocation { groups, stored } = match relocation {
             Some(known) => known,
             None => {
                 let groups = groups(reader.to_relocate().await?);
-                relocation.insert(Relocation { groups, stored: HashMap::new() })
+                relocation.insert(KeptRelocation { groups, stored: HashMap::new() })
             }
         };
         // The objects of two attempts may differ: each has its own name.

@@ -9,18 +9,18 @@ use tokio::sync::Mutex;
 use crate::upload_memory::StoreKey;
 
 /// A queue of merges that run sequentially.
-type Turn = Arc<Mutex<()>>;
+type MergeQueue = Arc<Mutex<()>>;
 
 /// Queues of a node's merges, first come, first served. A merge into the base may take hours: those of levels
 /// do not wait for it, nor do stores wait for another store's hanging requests (25).
 #[derive(Debug, Default)]
 pub struct MergeTurns {
-    levels: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
-    base: parking_lot::Mutex<BTreeMap<StoreKey, Turn>>,
+    levels: parking_lot::Mutex<BTreeMap<StoreKey, MergeQueue>>,
+    base: parking_lot::Mutex<BTreeMap<StoreKey, MergeQueue>>,
 }
 
 impl MergeTurns {
-    pub(crate) fn of(&self, kind: MergeKind, store: StoreKey) -> Turn {
+    pub(crate) fn of(&self, kind: MergeKind, store: StoreKey) -> MergeQueue {
         let turns = match kind {
             MergeKind::Level => &self.levels,
             MergeKind::Base => &self.base,

@@ -14,7 +14,7 @@ use holdfast_format::side::Side;
 use holdfast_types::{SECTOR_BYTES, SectorRange};
 
 use crate::compressors::{Borrowed, Compressor, PackPermit};
-use crate::upload_memory::Room;
+use crate::upload_memory::UploadReservation;
 
 /// Memory alignment of a [`SideReader`]'s buffers, in bytes: sufficient for direct I/O on every disk.
 pub const BLOCK_ALIGNMENT: usize = 4096;
@@ -54,7 +54,7 @@ pub struct UploadBatch {
     packed: PackedFrames,
     unreadable: Option<UnreadableSectors>,
     /// Memory of its upload.
-    _room: Arc<Room>,
+    _room: Arc<UploadReservation>,
 }
 
 impl UploadBatch {
@@ -64,7 +64,7 @@ impl UploadBatch {
         range: Range<usize>,
         compressor: Borrowed,
         is_search: bool,
-        room: Arc<Room>,
+        room: Arc<UploadReservation>,
     ) -> Self {
         let (packed, unreadable) = (PackedFrames::default(), None);
         Self { dirty, range, compressor: Some(compressor), is_search, packed, unreadable, _room: room }

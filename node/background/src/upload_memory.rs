@@ -385,7 +385,7 @@ impl Ledger {
 struct UploadMemoryState {
     ledger: Ledger,
     /// Uploads waiting to start.
-    waiting: BTreeMap<u64, oneshot::Sender<Room>>,
+    waiting: BTreeMap<u64, oneshot::Sender<UploadReservation>>,
     /// Uploads waiting for more.
     growing: BTreeMap<u64, oneshot::Sender<()>>,
 }
@@ -433,7 +433,7 @@ impl UploadMemory {
     }
 
     /// Waits until an upload to `store` may start.
-    pub(crate) async fn room(&self, store: StoreKey, need: MemoryNeed) -> Room {
+    pub(crate) async fn room(&self, store: StoreKey, need: MemoryNeed) -> UploadReservation {
         let (sender, receiver) = oneshot::channel();
         let ticket = {
             let mut state = self.lock();
@@ -453,7 +453,10 @@ impl UploadMemory {
             .into_iter()
             .map(|(ticket, store)| {
                 let is_trial = state.ledger.stores[&store].is_failing;
-                (state.waiting.remove(&ticket), Room { memory: self.clone(), store, ticket, is_trial })
+                (
+                    state.waiting.remove(&ticket),
+                    UploadReservation { memory: self.clone(), store, ticket, is_trial },
+                )
             })
             .collect();
         for ticket in grown {
@@ -510,14 +513,14 @@ impl Drop for QueuePlace<'_> {
 
 /// The memory of an upload, released when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct UploadReservation {
     memory: UploadMemory,
     store: StoreKey,
     ticket: u64,
     is_trial: bool,
 }
 
-impl Room {
+impl UploadReservation {
     /// Returns true if the store's previous attempt failed, and it has accepted nothing since: only one part
     /// is then in memory.
     pub(crate) fn is_trial(&self) -> bool {
@@ -556,7 +559,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for UploadReservation {
     fn drop(&mut self) {
         self.memory.lock().ledger.end(self.ticket);
         self.memory.grant();
@@ -565,7 +568,7 @@ impl Drop for Room {
 
 /// A place among the uploads that want more.
 struct GrowPlace<'a> {
-    room: &'a Room,
+    room: &'a UploadReservation,
     bytes: u64,
     is_taken: bool,
 }

@@ -3,7 +3,7 @@
 //! Owns: the order of the batches, and the memory of output that is not stored yet.
 //! Does not own: reading (`upload.rs`), the threads (the [`Sides`] of a node), sending.
 //! Invariants: the object's bytes do not depend on the sizes and the number of the batches; a batch's maximum
-//! output is reserved before it starts, so an upload never holds more than its [`Room`] took.
+//! output is reserved before it starts, so an upload never holds more than its [`UploadReservation`] took.
 //! On failure: after an unreadable sector, the rest is only searched for more of them.
 
 use std::pin::Pin;
@@ -21,7 +21,7 @@ use holdfast_types::{BLOCK_BYTES, SECTOR_BYTES, SegmentId};
 
 use crate::compressors::{Borrowed, Compressors};
 use crate::upload::UploadBatch;
-use crate::upload_memory::{Held, Room};
+use crate::upload_memory::{Held, UploadReservation};
 use crate::{Sides, UnreadableSectors};
 
 /// Maximum parts of one upload sent in parallel: no store has more connections for uploads.
@@ -48,7 +48,7 @@ struct Packed {
 type Packing<'a> = Pin<Box<dyn Future<Output = Packed> + Send + 'a>>;
 
 /// The end of a segment.
-struct Closed {
+struct SegmentEnd {
     segment: SegmentRef,
     index: FrameIndex,
     /// Bytes not taken yet.
@@ -82,7 +82,7 @@ pub(crate) struct Making {
 /// The parts of a segment, created from the data files. The same sectors always give the same bytes.
 pub(crate) struct SegmentParts<'a, S> {
     sides: &'a S,
-    room: Arc<Room>,
+    room: Arc<UploadReservation>,
     making: Making,
     dirty: Arc<[DirtyBlock]>,
     /// Number of blocks whose batch has started.
@@ -92,14 +92,19 @@ pub(crate) struct SegmentParts<'a, S> {
     /// Memory of the bytes in `builder`.
     held: Option<Held>,
     /// Set once all batches are packed.
-    closed: Option<Closed>,
+    closed: Option<SegmentEnd>,
     made: usize,
     unreadable: Option<UnreadableSectors>,
 }
 
 impl<'a, S: Sides> SegmentParts<'a, S> {
     /// Creates the segment of the sectors of `dirty`, using memory of `room`.
-    pub(crate) fn new(sides: &'a S, room: Arc<Room>, dirty: Arc<[DirtyBlock]>, making: Making) -> Self {
+    pub(crate) fn new(
+        sides: &'a S,
+        room: Arc<UploadReservation>,
+        dirty: Arc<[DirtyBlock]>,
+        making: Making,
+    ) -> Self {
         let mut builder = SegmentBuilder::default();
         builder.reserve(making.unsent_bytes);
         Self {
@@ -224,7 +229,7 @@ impl<'a, S: Sides> SegmentParts<'a, S> {
         let (segment, index) = self.builder.close(self.making.id);
         let held = self.held.take().map(Held::into_sent);
         let rest = GrantedPart { bytes: self.builder.take(usize::MAX), _held: held };
-        self.closed = Some(Closed { segment, index, rest: Bytes::from_owner(rest) });
+        self.closed = Some(SegmentEnd { segment, index, rest: Bytes::from_owner(rest) });
     }
 }
 
@@ -246,7 +251,7 @@ impl<S: Sides> Parts for SegmentParts<'_, S> {
             }
             self.close();
         }
-        let Some(Closed { rest, .. }) = &mut self.closed else {
+        let Some(SegmentEnd { rest, .. }) = &mut self.closed else {
             let bytes = self.builder.take(length);
             let held = self.held.as_mut().map(|held| held.split(bytes.len() as u64).into_sent());
             return Ok(Part { bytes: Bytes::from_owner(GrantedPart { bytes, _held: held }), is_last: false });

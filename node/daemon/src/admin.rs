@@ -9,9 +9,9 @@ use crate::readiness::Readiness;
 use crate::volumes::Volumes;
 
 /// State shown by the admin endpoint.
-pub(crate) struct Shown<V>(pub(crate) Readiness<V>);
+pub(crate) struct DaemonProgram<V>(pub(crate) Readiness<V>);
 
-impl<V: Volumes> Program for Shown<V> {
+impl<V: Volumes> Program for DaemonProgram<V> {
     fn not_ready(&self) -> Vec<String> {
         self.0.not_ready()
     }

@@ -40,8 +40,8 @@ pub(crate) use self::status::code as status_code;
 use crate::config::Control;
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::handoff::Handoff;
-use crate::node::{Attached, Instance, InstanceError, VolumeInStore, run_blocking};
+use crate::handoff::HandoffOwner;
+use crate::node::{Attached, InstanceError, InstanceName, VolumeInStore, run_blocking};
 use crate::volumes::Volumes;
 
 /// The stores a request may name, from the current configuration file; none when Kubernetes assigns the
@@ -75,7 +75,7 @@ pub(crate) struct Api<V> {
     volumes: V,
     stores: KnownStores,
     permissions: FormatPermissions,
-    handoff: Handoff,
+    handoff: HandoffOwner,
     /// Operations in progress.
     tasks: Tasks,
 }
@@ -86,7 +86,7 @@ impl<V: Volumes> Api<V> {
         volumes: V,
         stores: KnownStores,
         permissions: FormatPermissions,
-        handoff: Handoff,
+        handoff: HandoffOwner,
     ) -> Self {
         Self { volumes, stores, permissions, handoff, tasks: Tasks::new() }
     }
@@ -246,7 +246,7 @@ impl<V: Volumes> node_server::Node for Api<V> {
         request: Request<HandOverRequest>,
     ) -> Result<Response<HandOverResponse>, Status> {
         let refused = |error: InstanceError| Status::invalid_argument(format!("instance: {error}"));
-        let instance = Instance::try_from(request.into_inner().instance).map_err(refused)?;
+        let instance = InstanceName::try_from(request.into_inner().instance).map_err(refused)?;
         check_kept(self.volumes.unkept_devices())?;
         self.handoff.agree(instance)?;
         Ok(Response::new(HandOverResponse {}))

@@ -26,7 +26,7 @@ use self::limits::{MaxIops, MaxThroughput};
 use crate::config::{Config, DEFAULT_RUN_DIR, DEFAULT_SOCKET};
 use crate::daemon;
 use crate::failure::Failure;
-use crate::node::{FLUSH_DEVICE, Instance, KEEPER, KEEPER_FOR_DAEMON, LOOP_DEVICE};
+use crate::node::{FLUSH_DEVICE, InstanceName, KEEPER, KEEPER_FOR_DAEMON, LOOP_DEVICE};
 
 /// Block volumes with their home in an object store, served from this node.
 #[derive(Debug, Parser)]
@@ -46,7 +46,7 @@ enum Command {
         /// Name of this instance of the daemon, such as its pod's uid. A named daemon asks the one that
         /// serves the node to hand over the devices, unless its own instance served before
         #[arg(long, value_name = "NAME", env = "HOLDFAST_INSTANCE")]
-        instance: Option<Instance>,
+        instance: Option<InstanceName>,
     },
     /// Check that this node meets the requirements of a daemon with this configuration, and suggest fixes;
     /// works without a daemon

@@ -30,16 +30,16 @@ use tokio::runtime::Builder;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::admin::Shown;
+use crate::admin::DaemonProgram;
 use crate::api::{self, Api, KnownStores};
 use crate::config::{Config, Control};
 use crate::failure::Failure;
 use crate::format_permissions::FormatPermissions;
-use crate::handoff::{self, Handoff};
+use crate::handoff::{self, HandoffOwner};
 use crate::heap::return_freed_memory;
 use crate::host::{self, HostShutdown};
 use crate::kubernetes::{self, names::VolumeNames};
-use crate::node::{FailureKind, Instance, Instances, Node, NodeConfig, NodeError, Owner};
+use crate::node::{FailureKind, InstanceName, Instances, Node, NodeConfig, NodeError, Owner};
 use crate::readiness::Readiness;
 use crate::store_reload::StoreReload;
 
@@ -61,7 +61,7 @@ const KEPT_POLL: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 /// The fault that prevented the start, or the unexpected end of a listener.
-pub(crate) fn run(file: PathBuf, config: Config, instance: Option<Instance>) -> Result<(), Failure> {
+pub(crate) fn run(file: PathBuf, config: Config, instance: Option<InstanceName>) -> Result<(), Failure> {
     return_freed_memory();
     // Every thread that is started later inherits this.
     let io_flusher = become_io_flusher();
@@ -89,7 +89,7 @@ fn not_started(error: TelemetryError) -> Failure {
 fn serve_to_end(
     file: PathBuf,
     config: Config,
-    instance: Option<Instance>,
+    instance: Option<InstanceName>,
     log_level: LogLevel,
 ) -> Result<(), Failure> {
     let runtime = Builder::new_multi_thread().enable_all().thread_keep_alive(KEEP_IDLE_THREAD).build();
@@ -103,7 +103,7 @@ fn serve_to_end(
 async fn serve(
     file: PathBuf,
     config: Config,
-    instance: Option<Instance>,
+    instance: Option<InstanceName>,
     log_level: LogLevel,
 ) -> Result<(), Failure> {
     let shutdown = Shutdown::listen().map_err(|error| Failure::new(FailureKind::Local, &error))?;
@@ -140,7 +140,7 @@ enum ServingEnd {
 struct ServingProcess {
     file: PathBuf,
     config: Config,
-    instance: Option<Instance>,
+    instance: Option<InstanceName>,
     shutdown: Shutdown,
     readiness: Readiness<Node>,
 }
@@ -157,7 +157,7 @@ impl ServingProcess {
         let Some(owner) = await_lock(node_config, socket, asks, shutdown).await? else {
             return Ok(ServingEnd::Requested);
         };
-        let handoff = Handoff::new(Instances::join(&node_config.run_dir, instance.clone()));
+        let handoff = HandoffOwner::new(Instances::join(&node_config.run_dir, instance.clone()));
         readiness.recovers();
         let node = Node::serve(owner).await.map_err(not_served)?;
         tracing::info!(volumes = node.list().len(), "devices recovered");
@@ -207,7 +207,7 @@ impl ServingProcess {
 async fn await_lock(
     config: &NodeConfig,
     socket: &Path,
-    instance: Option<&Instance>,
+    instance: Option<&InstanceName>,
     shutdown: &mut Shutdown,
 ) -> Result<Option<Owner>, Failure> {
     let ask = async {
@@ -337,7 +337,8 @@ impl Edges {
     fn serve_admin(&mut self, address: SocketAddr, readiness: Readiness<Node>, log_level: LogLevel) {
         let stop = self.stopped();
         self.tasks.spawn(async move {
-            let answers = async { admin::serve(listen(address).await, Shown(readiness), log_level).await };
+            let answers =
+                async { admin::serve(listen(address).await, DaemonProgram(readiness), log_level).await };
             tokio::select! {
                 () = answers => {}
                 () = stop => {}

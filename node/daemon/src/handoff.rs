@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
-use crate::node::{Instance, Instances, NodeConfig, check_attached, run_blocking};
+use crate::node::{InstanceName, Instances, NodeConfig, check_attached, run_blocking};
 
 /// Interval between requests. An owner that agreed has requests in flight to finish.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -35,13 +35,13 @@ const HELD_FOR: [Duration; 3] = [Duration::ZERO, Duration::from_secs(10), Durati
 
 /// The owner's side.
 #[derive(Debug, Clone)]
-pub(crate) struct Handoff {
+pub(crate) struct HandoffOwner {
     instances: Arc<Instances>,
     begun: Instant,
-    agreed: watch::Sender<Option<Instance>>,
+    agreed: watch::Sender<Option<InstanceName>>,
 }
 
-impl Handoff {
+impl HandoffOwner {
     /// Creates the endpoint of a daemon that owns the directories.
     pub(crate) fn new(instances: Instances) -> Self {
         Self { instances: Arc::new(instances), begun: Instant::now(), agreed: watch::Sender::new(None) }
@@ -57,7 +57,7 @@ impl Handoff {
     ///
     /// # Errors
     /// FAILED_PRECONDITION: that instance is not younger, or ended too often after it had taken over.
-    pub(crate) fn agree(&self, instance: Instance) -> Result<(), Status> {
+    pub(crate) fn agree(&self, instance: InstanceName) -> Result<(), Status> {
         if !self.instances.is_newer(&instance) {
             return Err(Status::failed_precondition(format!(
                 "instance {instance} served this node before; the current daemon keeps serving"
@@ -83,7 +83,7 @@ impl Handoff {
     }
 
     /// Waits for an agreement and returns the instance that takes over.
-    pub(crate) async fn agreed(&self) -> Instance {
+    pub(crate) async fn agreed(&self) -> InstanceName {
         let mut agreed = self.agreed.subscribe();
         loop {
             if let Some(instance) = agreed.borrow_and_update().clone() {
@@ -97,7 +97,7 @@ impl Handoff {
 
 /// Repeatedly asks the owner of the directories to hand them over to `instance`. Sends no request until this
 /// version can read every attached volume; until then the owner keeps serving.
-pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance) -> ! {
+pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: InstanceName) -> ! {
     let (mut can_read, mut last) = (false, None);
     loop {
         if !can_read {
@@ -105,7 +105,7 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
             let checked = run_blocking(move || check_attached(&config)).await;
             can_read = checked.is_ok();
             if let Err(error) = checked {
-                log_change(&mut last, Answer::Refused(chain(&error)));
+                log_change(&mut last, HandoffAnswer::Refused(chain(&error)));
             }
         }
         if can_read {
@@ -117,7 +117,7 @@ pub(crate) async fn ask(config: NodeConfig, socket: PathBuf, instance: Instance)
 
 /// Outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Answer {
+enum HandoffAnswer {
     Agreed,
     /// The reason why the owner keeps serving.
     Refused(String),
@@ -126,41 +126,41 @@ enum Answer {
 }
 
 /// Logs an answer unless it equals the `last` one.
-fn log_change(last: &mut Option<Answer>, answer: Answer) {
+fn log_change(last: &mut Option<HandoffAnswer>, answer: HandoffAnswer) {
     if last.as_ref() == Some(&answer) {
         return;
     }
     match &answer {
-        Answer::Agreed => {
+        HandoffAnswer::Agreed => {
             tracing::info!("the daemon that serves this node agreed to leave its devices to this one");
         }
-        Answer::Refused(reason) => tracing::warn!(
+        HandoffAnswer::Refused(reason) => tracing::warn!(
             reason,
             "the devices of this node were not handed over; the daemon that has them keeps serving, and this one waits"
         ),
-        Answer::NotReached(reason) => {
+        HandoffAnswer::NotReached(reason) => {
             tracing::info!(reason, "the daemon that serves this node could not be asked for its devices yet");
         }
     }
     *last = Some(answer);
 }
 
-async fn ask_once(socket: &Path, instance: &Instance) -> Answer {
+async fn ask_once(socket: &Path, instance: &InstanceName) -> HandoffAnswer {
     let connected = async {
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))?;
         endpoint.timeout(ANSWER_WITHIN).connect().await
     };
     let channel = match connected.await {
         Ok(channel) => channel,
-        Err(error) => return Answer::NotReached(chain(&error)),
+        Err(error) => return HandoffAnswer::NotReached(chain(&error)),
     };
     let request = HandOverRequest { instance: instance.to_string() };
     match NodeClient::new(channel).hand_over(request).await {
-        Ok(_) => Answer::Agreed,
-        Err(status) if status.code() == Code::Unimplemented => {
-            Answer::Refused("its version does not support handoffs; delete its pod, or stop it".to_owned())
-        }
-        Err(status) => Answer::Refused(status.message().to_owned()),
+        Ok(_) => HandoffAnswer::Agreed,
+        Err(status) if status.code() == Code::Unimplemented => HandoffAnswer::Refused(
+            "its version does not support handoffs; delete its pod, or stop it".to_owned(),
+        ),
+        Err(status) => HandoffAnswer::Refused(status.message().to_owned()),
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
     #[tokio::test]
     async fn the_owner_leaves_once_it_has_agreed() {
         let dir = tempfile::tempdir().unwrap();
-        let handoff = Handoff::new(Instances::join(dir.path(), Some("one".parse().unwrap())));
+        let handoff = HandoffOwner::new(Instances::join(dir.path(), Some("one".parse().unwrap())));
         let refused = handoff.agree("one".parse().unwrap()).unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
         let waits = tokio::time::timeout(Duration::from_millis(20), handoff.agreed()).await;
@@ -185,7 +185,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_instance_that_ends_each_time_gets_no_further_handoff() {
         let dir = tempfile::tempdir().unwrap();
-        let join = |name: &str| Handoff::new(Instances::join(dir.path(), Some(name.parse().unwrap())));
+        let join = |name: &str| HandoffOwner::new(Instances::join(dir.path(), Some(name.parse().unwrap())));
         let two = || "two".parse().unwrap();
         for held in HELD_FOR {
             let owner = join("one");

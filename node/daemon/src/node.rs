@@ -57,7 +57,7 @@ pub(crate) use handoff_check::check_attached;
 
 pub(crate) use holdfast_serve::{RingStatus, ServedCounts};
 pub(crate) use local::file::open_mode;
-pub(crate) use local::instances::{Instance, InstanceError, Instances};
+pub(crate) use local::instances::{InstanceError, InstanceName, Instances};
 pub(crate) use local::owner::{Owner, check_dirs, is_held};
 pub(crate) use local::quota::CacheRoom;
 pub(crate) use local::state_disk::StateDisk;
@@ -310,9 +310,9 @@ impl From<Unsupported> for NoTransport {
 
 /// The running data plane. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Node(Arc<Inner>);
+pub(crate) struct Node(Arc<DataPlane>);
 
-struct Inner {
+struct DataPlane {
     config: NodeConfig,
     host: HostFacts,
     installation: Installation,
@@ -416,7 +416,7 @@ impl Node {
         let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
         let tasks = Tasks::new();
         let devices = VolumeDevices::new(devices, config.transport, tasks.clone());
-        let node = Self(Arc::new(Inner {
+        let node = Self(Arc::new(DataPlane {
             config,
             host: HostFacts { features: Features::probe(), state_disk },
             installation,
@@ -452,7 +452,7 @@ impl Node {
     }
 
     fn keep_quota(&self) {
-        let Inner { config, volumes, dirs, tasks, rings, .. } = &*self.0;
+        let DataPlane { config, volumes, dirs, tasks, rings, .. } = &*self.0;
         let cache_bytes = config.cache_bytes;
         let apart_bytes = config.bytes_apart_from_cache();
         let (volumes, dirs, trash) = (volumes.clone(), dirs.clone(), Arc::<Notify>::default());

@@ -11,7 +11,7 @@ use crate::volumes::Volumes;
 
 /// Stage of the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage<V> {
+enum ProcessStage<V> {
     WaitsForLock,
     Recovers,
     Serves(V),
@@ -24,7 +24,7 @@ enum Stage<V> {
 /// Shared between the daemon and the listener that reports it.
 #[derive(Debug)]
 pub(crate) struct Readiness<V> {
-    stage: Arc<Mutex<Stage<V>>>,
+    stage: Arc<Mutex<ProcessStage<V>>>,
     names: VolumeNames,
 }
 
@@ -37,30 +37,30 @@ impl<V> Clone for Readiness<V> {
 impl<V: Volumes> Readiness<V> {
     /// Creates the state of a process that waits for its directories.
     pub(crate) fn new() -> Self {
-        Self { stage: Arc::new(Mutex::new(Stage::WaitsForLock)), names: VolumeNames::default() }
+        Self { stage: Arc::new(Mutex::new(ProcessStage::WaitsForLock)), names: VolumeNames::default() }
     }
 
     /// Records that it has the directories, and recovers its predecessor's devices.
     pub(crate) fn recovers(&self) {
-        self.set(Stage::Recovers);
+        self.set(ProcessStage::Recovers);
     }
 
     /// Records that it serves these volumes.
     pub(crate) fn serves(&self, volumes: V) {
-        self.set(Stage::Serves(volumes));
+        self.set(ProcessStage::Serves(volumes));
     }
 
     /// Records that it leaves the volumes to the next process, and if it stands by from then on.
     pub(crate) fn leaves(&self, stands_by: bool) {
-        self.set(if stands_by { Stage::StandsBy } else { Stage::Leaves });
+        self.set(if stands_by { ProcessStage::StandsBy } else { ProcessStage::Leaves });
     }
 
     /// Returns true if it stands by.
     pub(crate) fn is_standby(&self) -> bool {
-        matches!(*self.stage.lock(), Stage::StandsBy)
+        matches!(*self.stage.lock(), ProcessStage::StandsBy)
     }
 
-    fn set(&self, stage: Stage<V>) {
+    fn set(&self, stage: ProcessStage<V>) {
         *self.stage.lock() = stage;
     }
 
@@ -118,21 +118,24 @@ impl<V: Volumes> Readiness<V> {
     /// it stands by: its pod must stay until the younger instance has proved itself.
     pub(crate) fn not_ready(&self) -> Vec<String> {
         let own = match &*self.stage.lock() {
-            Stage::WaitsForLock => vec![
+            ProcessStage::WaitsForLock => vec![
                 "another holdfast-node holds the lock of node.state_dir or node.run_dir; this one waits until that one ends"
                     .to_owned(),
             ],
-            Stage::Recovers => vec!["the devices of the previous process are being recovered".to_owned()],
-            Stage::Leaves => vec!["this daemon ends".to_owned()],
-            Stage::Serves(_) | Stage::StandsBy => Vec::new(),
+            ProcessStage::Recovers => vec!["the devices of the previous process are being recovered".to_owned()],
+            ProcessStage::Leaves => vec!["this daemon ends".to_owned()],
+            ProcessStage::Serves(_) | ProcessStage::StandsBy => Vec::new(),
         };
         own.into_iter().chain(self.volumes().into_iter().filter_map(not_served)).collect()
     }
 
     fn served(&self) -> Option<V> {
         match &*self.stage.lock() {
-            Stage::WaitsForLock | Stage::Recovers | Stage::Leaves | Stage::StandsBy => None,
-            Stage::Serves(volumes) => Some(volumes.clone()),
+            ProcessStage::WaitsForLock
+            | ProcessStage::Recovers
+            | ProcessStage::Leaves
+            | ProcessStage::StandsBy => None,
+            ProcessStage::Serves(volumes) => Some(volumes.clone()),
         }
     }
 }

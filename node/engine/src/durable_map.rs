@@ -350,11 +350,11 @@ pub enum DamagedMap {
 
 /// Returns the newest of a page's slots, with its generation.
 fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, FoundPage)>, DecodeError> {
-    let mut slots = slots.map(|bytes| Slot::read(page, bytes));
+    let mut slots = slots.map(|bytes| MapSlot::read(page, bytes));
     let Some(generation) = slots.iter().filter_map(|slot| slot.newest).max() else {
         return slots.iter_mut().find_map(|slot| slot.bad.take()).map_or(Ok(None), Err);
     };
-    let whole = |slot: &Slot| if slot.is_whole { slot.newest } else { None };
+    let whole = |slot: &MapSlot| if slot.is_whole { slot.newest } else { None };
     let slot = usize::from(whole(&slots[1]) > whole(&slots[0]));
     let Some(held) = whole(&slots[slot]) else {
         // A torn first write was never acknowledged. It counts as found but empty, so that the next round
@@ -366,7 +366,7 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, F
             let nibbles = vec![0; PAGE_BYTES];
             Ok(Some((0, FoundPage { page, slot: None, generation, seq: Seq(0), nibbles })))
         } else {
-            Err(slots.into_iter().find_map(Slot::defect).expect("neither slot is whole"))
+            Err(slots.into_iter().find_map(MapSlot::defect).expect("neither slot is whole"))
         };
     };
     let was_filled = !slots[slot].is_first || held <= synced;
@@ -375,12 +375,12 @@ fn newest_of(page: u64, slots: [&[u8]; 2], synced: u64) -> Result<Option<(u64, F
     if !other.is_whole && !other.is_of_no_use(held, was_filled, synced) {
         return Err(other.defect().expect("it is not whole"));
     }
-    let Slot { seq, nibbles, .. } = newest;
+    let MapSlot { seq, nibbles, .. } = newest;
     Ok(Some((held, FoundPage { page, slot: Some(u8::from(slot == 1)), generation, seq, nibbles })))
 }
 
 /// A slot of a page, as read from the file.
-struct Slot {
+struct MapSlot {
     is_whole: bool,
     /// The greatest generation of a unit; `None` if no unit is readable.
     newest: Option<u64>,
@@ -395,7 +395,7 @@ struct Slot {
     nibbles: Vec<u8>,
 }
 
-impl Slot {
+impl MapSlot {
     fn read(page: u64, bytes: &[u8]) -> Self {
         let mut slot = Self {
             is_whole: false,
@@ -409,7 +409,7 @@ impl Slot {
         let mut oldest = u64::MAX;
         for (number, unit) in (0u8..).zip(bytes.as_chunks::<UNIT_BYTES>().0) {
             match decode_unit(page, number, unit) {
-                Ok(Unit { generation, seq, is_first, nibbles }) => {
+                Ok(PageUnit { generation, seq, is_first, nibbles }) => {
                     slot.newest = slot.newest.max(Some(generation));
                     slot.seq = slot.seq.max(seq);
                     oldest = oldest.min(generation);
@@ -469,7 +469,7 @@ pub fn live_parts(
 }
 
 /// A unit of a page.
-struct Unit<'a> {
+struct PageUnit<'a> {
     generation: u64,
     seq: Seq,
     /// True if the unit belongs to the page's first write.
@@ -478,7 +478,7 @@ struct Unit<'a> {
     nibbles: &'a [u8],
 }
 
-fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<Unit<'_>, DecodeError> {
+fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<PageUnit<'_>, DecodeError> {
     let mut fields = Reader::new(PAGE, wire::open(Kind::MapPage, PAGE, bytes)?);
     let number = fields.u64()?;
     if number != page {
@@ -495,7 +495,7 @@ fn decode_unit(page: u64, unit: u8, bytes: &[u8]) -> Result<Unit<'_>, DecodeErro
         return Err(fields.bad("bytes after the end", (*byte).into()));
     }
     fields.end()?;
-    Ok(Unit { generation, seq, is_first, nibbles })
+    Ok(PageUnit { generation, seq, is_first, nibbles })
 }
 
 #[cfg(test)]

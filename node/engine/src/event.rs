@@ -7,7 +7,7 @@ use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::Side;
 use holdfast_types::{Chunk, PlacedId, SectorRange, Seq, SnapshotUid};
 
-use crate::settings::Settings;
+use crate::settings::RuntimeSettings;
 
 /// A client request's slot in the device: `queue * depth + tag`. Unique among the requests in flight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -235,7 +235,7 @@ pub enum Event {
     },
     /// Applies these settings from now on. Unanswered flushes follow the new settings; answered ones keep
     /// their guarantee.
-    Configure(Settings),
+    Configure(RuntimeSettings),
     /// While true, dirty data is sealed at [`crate::limit::COMMIT_SOON_BYTES`] and
     /// [`crate::limit::COMMIT_SOON_AGE_MS`] at the latest; the settings stay as they are.
     CommitSoon(bool),

@@ -28,7 +28,7 @@ pub enum Durability {
 
 /// Settings that may change while the volume is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Settings {
+pub struct RuntimeSettings {
     /// Age of the oldest dirty byte at which the side is sealed.
     pub max_age_ms: Millis,
     /// The meaning of a successful FLUSH.

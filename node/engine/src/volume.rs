@@ -76,7 +76,7 @@ use holdfast_types::{Block, Chunk, Millis, SectorRange};
 use crate::action::{Action, Report};
 use crate::event::{Errno, Event, Op, RequestId, Unprepared};
 use crate::sector_map::{CommitScope, LiveMapError, SectorMap};
-use crate::settings::{AttachState, Durability, Pending, Settings, Setup};
+use crate::settings::{AttachState, Durability, Pending, RuntimeSettings, Setup};
 
 use self::core::{Core, map_after_attach};
 use commit::LogWriter;
@@ -439,8 +439,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
 
     /// Applies these settings. Data that is older than the new age limit, or was flushed before durability
     /// became `object`, is sealed in the same turn.
-    fn configure(&mut self, settings: Settings, out: &mut Vec<Action>) {
-        let Settings { max_age_ms, durability } = settings;
+    fn configure(&mut self, settings: RuntimeSettings, out: &mut Vec<Action>) {
+        let RuntimeSettings { max_age_ms, durability } = settings;
         self.core.limits.max_age_ms = max_age_ms;
         let before = std::mem::replace(&mut self.durability, durability);
         match (before, durability) {

@@ -6,7 +6,7 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Event, Op, RequestId};
 use holdfast_engine::limit::{HOLD_MS, PREPARED_MS};
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Settings, Setup};
+use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, RuntimeSettings, Setup};
 use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::Volume;
 use holdfast_format::limit::MAX_SNAPSHOTS;
@@ -293,7 +293,7 @@ fn a_hold_waits_for_a_short_upload() {
     host.write(1);
     assert_eq!(host.cut(prepare(UID)), [CutAnswer::Prepared]);
     host.uploads = Some(Vec::new());
-    host.send(Event::Configure(Settings { max_age_ms: AGE_MS, durability: Durability::Object }));
+    host.send(Event::Configure(RuntimeSettings { max_age_ms: AGE_MS, durability: Durability::Object }));
     host.write(2);
     host.send(Event::Request { id: RequestId(1), op: Op::Flush, range: SectorRange::new(0, 0) });
     assert_eq!(host.uploads(), 1);

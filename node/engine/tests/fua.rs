@@ -5,7 +5,7 @@ use holdfast_engine::action::{Action, Report};
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Settings, Setup};
+use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, RuntimeSettings, Setup};
 use holdfast_engine::volume::Volume;
 use holdfast_format::fence::Fence;
 use holdfast_format::manifest::Manifest;
@@ -132,7 +132,7 @@ impl Bench {
     }
 
     fn configure(&mut self, durability: Durability) {
-        self.send(Event::Configure(Settings { max_age_ms: LIMITS.max_age_ms, durability }));
+        self.send(Event::Configure(RuntimeSettings { max_age_ms: LIMITS.max_age_ms, durability }));
     }
 
     fn store(&mut self, id: u32) {

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use holdfast_types::{Lineage, Place, PlacedId, RunId};
 
-pub use entry::Entry;
+pub use entry::IndexEntry;
 pub use head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
 pub use page::RunPage;
 

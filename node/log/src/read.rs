@@ -134,7 +134,7 @@ async fn try_read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Option
 }
 
 /// The log as shown by LIST.
-struct Listed {
+struct LogListing {
     /// The newest checkpoint; zero without one.
     checkpoint: Seq,
     /// The records after it, ascending.
@@ -143,7 +143,7 @@ struct Listed {
 
 /// Lists the checkpoints and the log: one LIST, because they sort first among a volume's objects. With
 /// hundreds of attach records, or of marks of forgotten snapshots, a second one starts at the checkpoint.
-async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed, LogFailure> {
+async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<LogListing, LogFailure> {
     let page = objects
         .list(&volume_prefix(volume), None, FIRST_PAGE)
         .await
@@ -178,7 +178,7 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
         let seen = records.last().copied().unwrap_or(checkpoint);
         records.extend(records_after(objects, volume, seen).await?);
     }
-    Ok(Listed { checkpoint, records })
+    Ok(LogListing { checkpoint, records })
 }
 
 /// Reads the records that LIST shows, and the checkpoint if needed. Returns `None` if the checkpoint was
@@ -186,7 +186,7 @@ async fn list_log(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Listed
 async fn read_listed(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    listed: &Listed,
+    listed: &LogListing,
 ) -> Result<Option<Manifest>, LogFailure> {
     let Some((seq, seqs)) = listed.records.split_last() else {
         return read_checkpoint(objects, volume, listed.checkpoint).await;
@@ -208,7 +208,7 @@ async fn read_listed(
 async fn read_from_root(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
-    listed: &Listed,
+    listed: &LogListing,
 ) -> Result<Option<Manifest>, LogFailure> {
     let mut behind = Vec::new();
     for seq in listed.records.iter().rev() {

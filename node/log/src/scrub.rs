@@ -37,7 +37,7 @@ use crate::read::read_manifest_to_end;
 use crate::sweep::Needed;
 
 pub use repair::repair_checkpoints;
-use segment::Named;
+use segment::ReferencedSegment;
 
 /// Number of segments read in parallel; each uses memory for one read of 4 MiB and its index.
 const PARALLEL_SEGMENTS: usize = 4;
@@ -178,8 +178,8 @@ pub async fn scrub(
     let lineage = manifest.lineage();
     let mut runs = run::scan_heads(objects, manifest.runs()).await?;
     let named = named_segments(&manifest, &runs);
-    let total_bytes =
-        named.iter().map(Named::bytes).sum::<u64>() + runs.values().map(|scan| scan.run.bytes).sum::<u64>();
+    let total_bytes = named.iter().map(ReferencedSegment::bytes).sum::<u64>()
+        + runs.values().map(|scan| scan.run.bytes).sum::<u64>();
     let read = AtomicU64::new(0);
     let meter = |bytes: u64| {
         let read_bytes = read.fetch_add(bytes, Ordering::Relaxed) + bytes;
@@ -233,14 +233,14 @@ async fn needed_now(objects: &dyn ObjectStore, volume: &VolumeId) -> Result<Opti
 }
 
 /// Returns every segment that the volume refers to and a reader can find, oldest first.
-fn named_segments(manifest: &Manifest, scans: &BTreeMap<usize, run::RunScan>) -> Vec<Named> {
+fn named_segments(manifest: &Manifest, scans: &BTreeMap<usize, run::RunScan>) -> Vec<ReferencedSegment> {
     let runs = manifest.runs().iter().enumerate().rev();
     let named = runs.flat_map(|(number, run)| match run {
-        Run::Segment(segment) => vec![Named::Listed(Arc::clone(segment))],
+        Run::Segment(segment) => vec![ReferencedSegment::Listed(Arc::clone(segment))],
         Run::Merged(_) => {
             let head = scans.get(&number).and_then(|scan| scan.head.as_ref());
             let segments = head.map(RunHead::segments).unwrap_or_default();
-            let merged = |(ordinal, object): (u32, &SegmentObject)| Named::Merged {
+            let merged = |(ordinal, object): (u32, &SegmentObject)| ReferencedSegment::Merged {
                 run: number,
                 ordinal,
                 object: *object,

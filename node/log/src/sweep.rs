@@ -139,7 +139,7 @@ pub struct SweepReport {
 }
 
 /// State of a volume in a sweep.
-pub(crate) struct Known {
+pub(crate) struct SweptVolume {
     pub(crate) manifest: Manifest,
     /// Registered snapshots that do not count, because their marks are old enough.
     pub(crate) forgotten: BTreeSet<Seq>,
@@ -207,9 +207,9 @@ pub async fn sweep(
 /// Returns all volumes by id, beginning after `last`: every volume gets its turn, even if those before it
 /// always have garbage.
 fn rotated<'a>(
-    known: &'a BTreeMap<VolumeId, Known>,
+    known: &'a BTreeMap<VolumeId, SweptVolume>,
     last: Option<&'a VolumeId>,
-) -> impl Iterator<Item = (&'a VolumeId, &'a Known)> {
+) -> impl Iterator<Item = (&'a VolumeId, &'a SweptVolume)> {
     let had_turn = move |volume: &VolumeId| last.is_some_and(|last| volume <= last);
     let first = known.iter().filter(move |(volume, _)| !had_turn(volume));
     first.chain(known.iter().filter(move |(volume, _)| had_turn(volume)))
@@ -220,7 +220,7 @@ async fn read_volumes(
     objects: &dyn ObjectStore,
     options: SweepOptions,
     removed: &mut BTreeMap<VolumeId, Removed>,
-) -> Result<(BTreeMap<VolumeId, Known>, Vec<Skipped>), LogFailure> {
+) -> Result<(BTreeMap<VolumeId, SweptVolume>, Vec<Skipped>), LogFailure> {
     let (mut known, mut skipped) = (BTreeMap::new(), Vec::new());
     let mut seen = BTreeSet::new();
     loop {
@@ -241,7 +241,7 @@ async fn read_volumes(
             match manifest {
                 Ok(manifest) if manifest.exists() || manifest.is_deleted() => {
                     let (forgotten, held) = read_marks(objects, &manifest, options).await?;
-                    known.insert(volume, Known { manifest, forgotten, held });
+                    known.insert(volume, SweptVolume { manifest, forgotten, held });
                 }
                 Ok(_) => skipped.push(Skipped { error: LogFailure::NoLog(volume.clone()), volume }),
                 Err(error) => skipped.push(Skipped { volume, error }),
@@ -319,7 +319,7 @@ async fn sweep_volume(
     objects: &dyn ObjectStore,
     needed: &Needed,
     volume: &VolumeId,
-    known: &Known,
+    known: &SweptVolume,
     options: SweepOptions,
     report: &mut SweepReport,
 ) -> Result<Result<Option<Amount>, LogFailure>, LogFailure> {
@@ -404,10 +404,10 @@ fn origins_of(entries: &[ListedObject]) -> BTreeSet<SnapshotUid> {
 /// was forgotten.
 async fn needed_origins(
     objects: &dyn ObjectStore,
-    known: &Known,
+    known: &SweptVolume,
     mut uids: BTreeSet<SnapshotUid>,
 ) -> Result<BTreeSet<SnapshotUid>, LogFailure> {
-    let Known { manifest, forgotten, .. } = known;
+    let SweptVolume { manifest, forgotten, .. } = known;
     if manifest.is_deleted() {
         return Ok(BTreeSet::new());
     }
@@ -425,8 +425,13 @@ async fn needed_origins(
 
 /// Returns true if the object is not needed, and can never be needed. `origins` are the snapshots whose
 /// origins are kept.
-fn is_garbage(key: &ObjectKey, needed: &Needed, known: &Known, origins: &BTreeSet<SnapshotUid>) -> bool {
-    let Known { manifest, forgotten, held } = known;
+fn is_garbage(
+    key: &ObjectKey,
+    needed: &Needed,
+    known: &SweptVolume,
+    origins: &BTreeSet<SnapshotUid>,
+) -> bool {
+    let SweptVolume { manifest, forgotten, held } = known;
     let is_passed = |place| manifest.is_passed(place) || !safeguard(SweepPassedPlaces);
     let counts = |seq: Seq| {
         let is_registered = manifest.snapshots().iter().any(|it| it.seq == seq);

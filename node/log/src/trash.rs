@@ -44,7 +44,7 @@ const MAX_BYTES: u64 = 256;
 
 /// Retention time of a volume in the trash, and its owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Terms {
+pub struct TrashTerms {
     /// Retention time.
     pub keep: Duration,
     /// Name of the owner, without spaces. Other users of the bucket keep the volume at least as long.
@@ -52,16 +52,16 @@ pub struct Terms {
 }
 
 /// Content of a stay's entry.
-struct Entry {
-    terms: Terms,
+struct TrashEntry {
+    terms: TrashTerms,
     /// The last record that changed the volume's content when it was trashed; for an unreadable log, its last
     /// record. Unknown in entries of older versions.
     end: Option<Seq>,
 }
 
-impl Entry {
+impl TrashEntry {
     fn text(&self) -> String {
-        let Self { terms: Terms { keep, owner }, end } = self;
+        let Self { terms: TrashTerms { keep, owner }, end } = self;
         let end = end.map(|end| format!(" {}", end.0)).unwrap_or_default();
         format!("{} {owner}{end}", keep.as_secs())
     }
@@ -71,7 +71,7 @@ impl Entry {
         let keep = Duration::from_secs(words.next()?.parse().ok()?);
         let owner = words.next()?.to_owned();
         let end = words.next().map(|end| end.parse().map(Seq)).transpose().ok()?;
-        words.next().is_none().then_some(Self { terms: Terms { keep, owner }, end })
+        words.next().is_none().then_some(Self { terms: TrashTerms { keep, owner }, end })
     }
 }
 
@@ -142,7 +142,7 @@ pub async fn discard(
     objects: &dyn ObjectStore,
     volume: &VolumeId,
     nonce: Nonce,
-    terms: &Terms,
+    terms: &TrashTerms,
     cut_off: Option<Epoch>,
 ) -> Result<bool, LogFailure> {
     let read = match read_manifest_to_end(objects, volume).await {
@@ -175,12 +175,12 @@ pub async fn discard(
         Err(last) => (TrashStay::UNREADABLE, last),
     };
     let stay = TrashStay { volume: volume.clone(), epoch, nonce };
-    let entry = Entry { terms: terms.clone(), end: Some(end) };
+    let entry = TrashEntry { terms: terms.clone(), end: Some(end) };
     begin(objects, &stay, &entry).await.map(|_begun| true)
 }
 
 /// Starts a stay. Returns false, without changes, if it already exists.
-async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &Entry) -> Result<bool, LogFailure> {
+async fn begin(objects: &dyn ObjectStore, stay: &TrashStay, entry: &TrashEntry) -> Result<bool, LogFailure> {
     let key = TrashKey::Entry(stay.clone()).to_string();
     const WHAT: &str = "move to the trash the objects";
     // An existing entry means that a response was lost, or that another caller has started the stay.
@@ -272,7 +272,7 @@ pub async fn bar(
 pub async fn empty(
     objects: &dyn ObjectStore,
     trashed: &Trashed,
-    terms: &Terms,
+    terms: &TrashTerms,
 ) -> Result<Emptied, LogFailure> {
     let Trashed { stay, since, age, is_ending } = trashed;
     let decided = if *is_ending {
@@ -328,7 +328,7 @@ pub async fn empty(
 async fn keep(
     objects: &dyn ObjectStore,
     stay: &TrashStay,
-    entry: Entry,
+    entry: TrashEntry,
 ) -> Result<Option<Emptied>, LogFailure> {
     let read = read_manifest_to_end(objects, &stay.volume).await;
     if let Err(failure) = read.as_ref()
@@ -381,7 +381,7 @@ enum UseSince {
 }
 
 /// Compares the log with the entry. An unreadable log has no `manifest`, and `last` is its last record.
-fn use_since(stay: &TrashStay, entry: &Entry, last: Seq, manifest: Option<&Manifest>) -> UseSince {
+fn use_since(stay: &TrashStay, entry: &TrashEntry, last: Seq, manifest: Option<&Manifest>) -> UseSince {
     let is_unknown = stay.epoch == TrashStay::UNREADABLE;
     let end = match manifest {
         Some(manifest) if !manifest.exists() || manifest.is_deleted() => return UseSince::Nothing,
@@ -402,13 +402,13 @@ fn use_since(stay: &TrashStay, entry: &Entry, last: Seq, manifest: Option<&Manif
 async fn renew(
     objects: &dyn ObjectStore,
     stay: &TrashStay,
-    terms: Terms,
+    terms: TrashTerms,
     epoch: Epoch,
     end: Seq,
 ) -> Result<Emptied, LogFailure> {
     let nonce = if epoch == stay.epoch { renewed(stay.nonce) } else { stay.nonce };
     let known = TrashStay { volume: stay.volume.clone(), epoch, nonce };
-    let is_begun = begin(objects, &known, &Entry { terms, end: Some(end) }).await?;
+    let is_begun = begin(objects, &known, &TrashEntry { terms, end: Some(end) }).await?;
     if decide(objects, stay, End::TakenBack).await? == End::Removed {
         // Another sweep made the decision, and completes it.
         return Ok(Emptied::NotDue);
@@ -471,10 +471,10 @@ async fn read_end(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<
     decided.map(Some).ok_or(LogFailure::NotOfTrash { key })
 }
 
-async fn read_entry(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<Entry>, LogFailure> {
+async fn read_entry(objects: &dyn ObjectStore, stay: &TrashStay) -> Result<Option<TrashEntry>, LogFailure> {
     let key = TrashKey::Entry(stay.clone()).to_string();
     let Some(text) = read(objects, &key, stay).await? else { return Ok(None) };
-    Entry::parse(&text).map(Some).ok_or(LogFailure::NotOfTrash { key })
+    TrashEntry::parse(&text).map(Some).ok_or(LogFailure::NotOfTrash { key })
 }
 
 async fn read(objects: &dyn ObjectStore, key: &str, stay: &TrashStay) -> Result<Option<Bytes>, LogFailure> {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use holdfast_format::record::{Body, Labels, Record};
 use holdfast_log::sweep::{SweepMemory, SweepOptions, sweep};
-use holdfast_log::trash::{self, Emptied, Terms, Trashed, empty, read_trash, take_back};
+use holdfast_log::trash::{self, Emptied, TrashTerms, Trashed, empty, read_trash, take_back};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, SnapshotError, create_record, forget, provision,
     read_manifest_to_end, read_record, read_snapshot_of, snapshot_detached, was_truncated_after,
@@ -351,8 +351,8 @@ impl World {
     }
 }
 
-fn terms(by: Cluster) -> Terms {
-    Terms { keep: KEEP, owner: by.to_string() }
+fn terms(by: Cluster) -> TrashTerms {
+    TrashTerms { keep: KEEP, owner: by.to_string() }
 }
 
 /// Returns the stay at the end of its retention.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use holdfast_format::record::{Body, Record};
-use holdfast_log::trash::{self, Emptied, Terms, Trashed, bar, empty, read_trash, replaced, take_back};
+use holdfast_log::trash::{self, Emptied, TrashTerms, Trashed, bar, empty, read_trash, replaced, take_back};
 use holdfast_log::{
     CreateOutcome, Creation, LogFailure, create_record, forget, provision, read_manifest_to_end, remove,
     snapshot_detached,
@@ -33,8 +33,8 @@ async fn detached() -> Stored {
     stored
 }
 
-fn terms() -> Terms {
-    Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
+fn terms() -> TrashTerms {
+    TrashTerms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
 }
 
 async fn discard(store: &MemoryStore, volume: &VolumeId, nonce: Nonce) -> Result<bool, LogFailure> {
@@ -120,7 +120,7 @@ async fn a_volume_that_is_taken_back_is_what_it_was() {
 async fn a_volume_is_not_removed_before_its_time() {
     let (stored, there) = in_trash().await;
     let empty = async |keep, owner: &str, age| {
-        let terms = Terms { keep: Duration::from_hours(keep), owner: owner.to_owned() };
+        let terms = TrashTerms { keep: Duration::from_hours(keep), owner: owner.to_owned() };
         empty(&stored.store, &aged(&there, Duration::from_hours(age)), &terms).await.unwrap()
     };
     assert_eq!(empty(24, "store-uid", 23).await, Emptied::NotDue);

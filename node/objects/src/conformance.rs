@@ -27,56 +27,65 @@ pub struct StoreUnderTest {
 
 /// A requirement that the store violated.
 #[derive(Debug)]
-pub struct Violation(String);
+pub struct ConformanceViolation(String);
 
-impl fmt::Display for Violation {
+impl fmt::Display for ConformanceViolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Violation {}
+impl std::error::Error for ConformanceViolation {}
 
-type Verdict<'a> = Pin<Box<dyn Future<Output = Result<(), Violation>> + Send + 'a>>;
+type PendingVerdict<'a> = Pin<Box<dyn Future<Output = Result<(), ConformanceViolation>> + Send + 'a>>;
 
 /// One requirement of every store.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub struct ConformanceCase {
     /// The requirement as a kebab-case phrase.
     pub name: &'static str,
-    check: for<'a> fn(&'a StoreUnderTest) -> Verdict<'a>,
+    check: for<'a> fn(&'a StoreUnderTest) -> PendingVerdict<'a>,
 }
 
 /// All requirements.
-pub const CASES: &[Case] = &[
-    Case { name: "create-then-read", check: |subject| Box::pin(create::then_read(subject)) },
-    Case { name: "second-create-loses", check: |subject| Box::pin(create::second_loses(subject)) },
-    Case { name: "one-of-many-creates-wins", check: |subject| Box::pin(create::one_of_many_wins(subject)) },
-    Case { name: "bad-keys-are-refused", check: |subject| Box::pin(create::bad_keys(subject)) },
-    Case { name: "missing-is-not-found", check: |subject| Box::pin(read::missing(subject)) },
-    Case { name: "get-is-bounded", check: |subject| Box::pin(read::bounded(subject)) },
-    Case { name: "ranges-are-exact", check: |subject| Box::pin(read::ranges(subject)) },
-    Case { name: "suffixes-know-the-size", check: |subject| Box::pin(read::suffixes(subject)) },
-    Case { name: "lists-are-ordered-pages", check: |subject| Box::pin(list::pages(subject)) },
-    Case { name: "lists-start-after-any-key", check: |subject| Box::pin(list::start_after(subject)) },
-    Case { name: "lists-of-folders", check: |subject| Box::pin(list::folders(subject)) },
-    Case { name: "lists-see-creates-and-deletes", check: |subject| Box::pin(list::fresh(subject)) },
-    Case { name: "delete-of-many", check: |subject| Box::pin(list::delete_many(subject)) },
-    Case { name: "delete-is-repeatable", check: |subject| Box::pin(list::delete_twice(subject)) },
-    Case { name: "segment-in-one-request", check: |subject| Box::pin(segment::small(subject)) },
-    Case { name: "segment-in-parts", check: |subject| Box::pin(segment::large(subject)) },
+pub const CASES: &[ConformanceCase] = &[
+    ConformanceCase { name: "create-then-read", check: |subject| Box::pin(create::then_read(subject)) },
+    ConformanceCase { name: "second-create-loses", check: |subject| Box::pin(create::second_loses(subject)) },
+    ConformanceCase {
+        name: "one-of-many-creates-wins",
+        check: |subject| Box::pin(create::one_of_many_wins(subject)),
+    },
+    ConformanceCase { name: "bad-keys-are-refused", check: |subject| Box::pin(create::bad_keys(subject)) },
+    ConformanceCase { name: "missing-is-not-found", check: |subject| Box::pin(read::missing(subject)) },
+    ConformanceCase { name: "get-is-bounded", check: |subject| Box::pin(read::bounded(subject)) },
+    ConformanceCase { name: "ranges-are-exact", check: |subject| Box::pin(read::ranges(subject)) },
+    ConformanceCase { name: "suffixes-know-the-size", check: |subject| Box::pin(read::suffixes(subject)) },
+    ConformanceCase { name: "lists-are-ordered-pages", check: |subject| Box::pin(list::pages(subject)) },
+    ConformanceCase {
+        name: "lists-start-after-any-key",
+        check: |subject| Box::pin(list::start_after(subject)),
+    },
+    ConformanceCase { name: "lists-of-folders", check: |subject| Box::pin(list::folders(subject)) },
+    ConformanceCase {
+        name: "lists-see-creates-and-deletes",
+        check: |subject| Box::pin(list::fresh(subject)),
+    },
+    ConformanceCase { name: "delete-of-many", check: |subject| Box::pin(list::delete_many(subject)) },
+    ConformanceCase { name: "delete-is-repeatable", check: |subject| Box::pin(list::delete_twice(subject)) },
+    ConformanceCase { name: "segment-in-one-request", check: |subject| Box::pin(segment::small(subject)) },
+    ConformanceCase { name: "segment-in-parts", check: |subject| Box::pin(segment::large(subject)) },
 ];
 
-impl Case {
+impl ConformanceCase {
     /// Runs the case in its own part of `subject.scope`.
     ///
     /// # Errors
     /// The violated requirement, with the case's name.
-    pub async fn run(&self, subject: &StoreUnderTest) -> Result<(), Violation> {
+    pub async fn run(&self, subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
         let own = StoreUnderTest { scope: format!("{}/{}", subject.scope, self.name), ..subject.clone() };
         let verdict = (self.check)(&own).await;
         let swept = own.sweep().await;
-        verdict.and(swept).map_err(|violation| Violation(format!("{}: {violation}", self.name)))
+        verdict.and(swept).map_err(|violation| ConformanceViolation(format!("{}: {violation}", self.name)))
     }
 }
 
@@ -84,14 +93,14 @@ impl Case {
 ///
 /// # Errors
 /// All violated requirements, one line per case.
-pub async fn run_all(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub async fn run_all(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let mut wrong = Vec::new();
     for case in CASES {
         if let Err(violation) = case.run(subject).await {
             wrong.push(violation.0);
         }
     }
-    if wrong.is_empty() { Ok(()) } else { Err(Violation(wrong.join("\n"))) }
+    if wrong.is_empty() { Ok(()) } else { Err(ConformanceViolation(wrong.join("\n"))) }
 }
 
 impl StoreUnderTest {
@@ -99,15 +108,15 @@ impl StoreUnderTest {
         format!("{}/{name}", self.scope)
     }
 
-    async fn must_create(&self, key: &str, body: Bytes) -> Result<(), Violation> {
+    async fn must_create(&self, key: &str, body: Bytes) -> Result<(), ConformanceViolation> {
         match self.store.create(key, body).await {
             Ok(_created) => Ok(()),
-            Err(error) => Err(Violation(format!("creating {key}: {}", chain(&error)))),
+            Err(error) => Err(ConformanceViolation(format!("creating {key}: {}", chain(&error)))),
         }
     }
 
     /// Deletes everything under the scope.
-    async fn sweep(&self) -> Result<(), Violation> {
+    async fn sweep(&self) -> Result<(), ConformanceViolation> {
         let prefix = format!("{}/", self.scope);
         loop {
             let page = self.store.list(&prefix, None, 1000).await.map_err(during("sweeping"))?;
@@ -122,8 +131,8 @@ impl StoreUnderTest {
 }
 
 /// Names the operation during which the store failed.
-fn during<E: std::error::Error + 'static>(what: &str) -> impl FnOnce(E) -> Violation {
-    move |error| Violation(format!("{what}: {}", chain(&error)))
+fn during<E: std::error::Error + 'static>(what: &str) -> impl FnOnce(E) -> ConformanceViolation {
+    move |error| ConformanceViolation(format!("{what}: {}", chain(&error)))
 }
 
 /// Formats an error with its causes.
@@ -147,7 +156,7 @@ fn pattern(len: usize) -> Bytes {
 macro_rules! must {
     ($holds:expr, $($text:tt)+) => {
         if !$holds {
-            return Err($crate::conformance::Violation(format!($($text)+)));
+            return Err($crate::conformance::ConformanceViolation(format!($($text)+)));
         }
     };
 }

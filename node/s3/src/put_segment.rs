@@ -33,7 +33,7 @@ struct Upload<'a> {
 }
 
 /// The stored parts of an upload, in order, and their length.
-struct Sent {
+struct StoredParts {
     parts: Vec<CompletedPart>,
     bytes: u64,
 }
@@ -128,7 +128,7 @@ impl S3Store {
         upload: Upload<'_>,
         first: Bytes,
         parts: &mut dyn Parts,
-    ) -> Result<Sent, SegmentError> {
+    ) -> Result<StoredParts, SegmentError> {
         let mut bytes = first.len() as u64;
         let mut numbers = 1..;
         let mut send = |chunk| {
@@ -158,7 +158,7 @@ impl S3Store {
             sending.push(send(part.bytes));
         }
         sent.sort_unstable_by_key(CompletedPart::part_number);
-        Ok(Sent { parts: sent, bytes })
+        Ok(StoredParts { parts: sent, bytes })
     }
 
     async fn send_part(
@@ -185,7 +185,7 @@ impl S3Store {
         .await
     }
 
-    async fn complete_upload(&self, upload: Upload<'_>, sent: Sent) -> Result<(), StoreError> {
+    async fn complete_upload(&self, upload: Upload<'_>, sent: StoredParts) -> Result<(), StoreError> {
         let Upload { key, full, id } = upload;
         let id = id.wait().await;
         let parts = CompletedMultipartUpload::builder().set_parts(Some(sent.parts)).build();

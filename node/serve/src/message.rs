@@ -4,7 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 use holdfast_engine::event::{Errno, Event};
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_ring::RingError;
 use holdfast_ublk::{Device, QueueError};
 use tokio::sync::{mpsc, oneshot};
@@ -126,7 +126,7 @@ pub enum Message {
         /// The volume.
         key: VolumeKey,
         /// Its new settings.
-        settings: Settings,
+        settings: RuntimeSettings,
         /// Its new limits.
         limits: IoLimits,
         /// Receives the answer.

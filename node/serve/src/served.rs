@@ -11,7 +11,7 @@ use std::sync::Arc;
 use holdfast_background::{KnownBlocks, PassedStreams, Rest, SlabSlot};
 use holdfast_engine::action::Action;
 use holdfast_engine::event::{Errno, Event};
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_engine::volume::{Status, Volume};
 use holdfast_format::side::Side;
 use holdfast_ring::{FileSlot, RingError};
@@ -234,7 +234,7 @@ impl ServedVolume {
     pub(crate) fn configure(
         &mut self,
         ring: &mut VolumeRing,
-        settings: Settings,
+        settings: RuntimeSettings,
         limits: IoLimits,
         now: Millis,
     ) {

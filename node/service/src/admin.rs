@@ -75,7 +75,7 @@ pub trait Program: Send + Sync + 'static {
 }
 
 /// State shared by all requests.
-struct Endpoint<P> {
+struct AdminState<P> {
     program: P,
     level: LogLevel,
 }
@@ -135,36 +135,36 @@ fn router<P: Program>(program: P, level: LogLevel) -> Router {
         .route("/metrics", get(metrics::<P>))
         .route("/log-level", get(log_level::<P>).put(set_log_level::<P>))
         .fallback(async || (StatusCode::NOT_FOUND, "try /metrics, /healthz, /readyz or /log-level\n"))
-        .with_state(Arc::new(Endpoint { program, level }))
+        .with_state(Arc::new(AdminState { program, level }))
 }
 
-async fn healthz<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+async fn healthz<P: Program>(State(endpoint): State<Arc<AdminState<P>>>) -> Response {
     match endpoint.program.not_alive() {
         None => "ok\n".into_response(),
         Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")).into_response(),
     }
 }
 
-async fn readyz<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+async fn readyz<P: Program>(State(endpoint): State<Arc<AdminState<P>>>) -> Response {
     match endpoint.program.not_ready().join("\n") {
         none if none.is_empty() => "ready\n".into_response(),
         reasons => (StatusCode::SERVICE_UNAVAILABLE, format!("{reasons}\n")).into_response(),
     }
 }
 
-async fn metrics<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+async fn metrics<P: Program>(State(endpoint): State<Arc<AdminState<P>>>) -> Response {
     match endpoint.program.metrics() {
         Ok(text) => ([(CONTENT_TYPE, OPENMETRICS)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 
-async fn log_level<P: Program>(State(endpoint): State<Arc<Endpoint<P>>>) -> Response {
+async fn log_level<P: Program>(State(endpoint): State<Arc<AdminState<P>>>) -> Response {
     current(&endpoint.level)
 }
 
 async fn set_log_level<P: Program>(
-    State(endpoint): State<Arc<Endpoint<P>>>,
+    State(endpoint): State<Arc<AdminState<P>>>,
     Extension(client): Extension<Client>,
     body: Body,
 ) -> Response {

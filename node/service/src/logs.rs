@@ -27,9 +27,9 @@ const FLUSH_WITHIN: Duration = Duration::from_millis(1500);
 
 /// The queue of lines and its writer thread. Clones share them. As a layer it changes no event.
 #[derive(Clone)]
-pub(crate) struct Log(Arc<Queue>);
+pub(crate) struct Log(Arc<LineQueue>);
 
-struct Queue {
+struct LineQueue {
     writer: NonBlocking,
     dropped: ErrorCounter,
     /// Present until the lines are flushed.
@@ -46,7 +46,7 @@ impl Log {
             .buffered_lines_limit(MAX_LINES)
             .thread_name("log")
             .finish(out);
-        Self(Arc::new(Queue { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }))
+        Self(Arc::new(LineQueue { dropped: writer.error_counter(), writer, guard: Mutex::new(Some(guard)) }))
     }
 
     /// Returns the log of the current subscriber; `None` without a subscriber.

@@ -70,7 +70,7 @@ pub(crate) enum LocalError {
 
 /// The result of a call.
 #[derive(Debug)]
-pub(crate) enum Answer {
+pub(crate) enum CallResult {
     Bytes(Result<Bytes, StoreError>),
     Created(Result<Created, CreateError>),
     Listed(Result<Page, StoreError>),
@@ -80,8 +80,8 @@ pub(crate) enum Answer {
 }
 
 #[derive(Debug, Default)]
-struct Slot {
-    answer: Option<Answer>,
+struct AnswerSlot {
+    answer: Option<CallResult>,
     waker: Option<Waker>,
 }
 
@@ -89,12 +89,12 @@ struct Slot {
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) kind: CallKind,
-    slot: Arc<Mutex<Slot>>,
+    slot: Arc<Mutex<AnswerSlot>>,
 }
 
 impl Call {
     /// Delivers the result to its sender.
-    pub(crate) fn answer(self, answer: Answer) {
+    pub(crate) fn answer(self, answer: CallResult) {
         let mut slot = self.slot.lock();
         slot.answer = Some(answer);
         if let Some(waker) = slot.waker.take() {
@@ -111,7 +111,7 @@ pub(crate) struct Calls(Arc<Mutex<VecDeque<Call>>>);
 impl Calls {
     /// Sends `kind` and waits for its answer.
     pub(crate) fn send(&self, kind: CallKind) -> PendingAnswer {
-        let slot = Arc::<Mutex<Slot>>::default();
+        let slot = Arc::<Mutex<AnswerSlot>>::default();
         self.0.lock().push_back(Call { kind, slot: Arc::clone(&slot) });
         PendingAnswer(slot)
     }
@@ -123,12 +123,12 @@ impl Calls {
 }
 
 /// Waits for the answer to a call.
-pub(crate) struct PendingAnswer(Arc<Mutex<Slot>>);
+pub(crate) struct PendingAnswer(Arc<Mutex<AnswerSlot>>);
 
 impl Future for PendingAnswer {
-    type Output = Answer;
+    type Output = CallResult;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<CallResult> {
         let mut slot = self.0.lock();
         match slot.answer.take() {
             Some(answer) => Poll::Ready(answer),

@@ -7,30 +7,30 @@ use holdfast_engine::durable_map::Header;
 use holdfast_engine::volume::{SealStatus, Status};
 
 use crate::disk::{DirtySectors, Disk};
-use crate::expect::{Cut, VolumeModel};
+use crate::expect::{CapturedContent, VolumeModel};
 
 /// Allowed content of the volume on one host.
 #[derive(Default)]
-pub(crate) struct Content {
+pub(crate) struct AllowedContent {
     /// Contents that each sector may read as.
     pub(crate) model: VolumeModel,
     /// The content captured by the current seal.
-    sealed: Option<Rc<Cut>>,
+    sealed: Option<Rc<CapturedContent>>,
     /// The content captured by the last commit.
-    committed: Rc<Cut>,
+    committed: Rc<CapturedContent>,
     /// The content captured by the last commit of this host's writer. Before its first one, the content of
     /// the last commit before its writes.
-    base: Rc<Cut>,
+    base: Rc<CapturedContent>,
     /// True if the process was killed inside the engine: it may have begun a seal.
     killed_inside: bool,
 }
 
-impl Content {
-    pub(crate) fn sealed(&self) -> Option<&Rc<Cut>> {
+impl AllowedContent {
+    pub(crate) fn sealed(&self) -> Option<&Rc<CapturedContent>> {
         self.sealed.as_ref()
     }
 
-    pub(crate) fn base(&self) -> &Cut {
+    pub(crate) fn base(&self) -> &CapturedContent {
         &self.base
     }
 
@@ -52,23 +52,23 @@ impl Content {
     }
 
     /// Handles a commit of any writer in the log.
-    pub(crate) fn note_commit(&mut self, cut: &Rc<Cut>) {
+    pub(crate) fn note_commit(&mut self, cut: &Rc<CapturedContent>) {
         self.committed = Rc::clone(cut);
     }
 
     /// Handles a commit of this host's writer.
-    pub(crate) fn note_own_commit(&mut self, cut: Rc<Cut>) {
+    pub(crate) fn note_own_commit(&mut self, cut: Rc<CapturedContent>) {
         self.model.make_durable(cut.at);
         self.base = cut;
     }
 
     /// Handles this host's attach in the log, whose last commit captured `cut`.
-    pub(crate) fn note_attach_after(&mut self, cut: Rc<Cut>) {
+    pub(crate) fn note_attach_after(&mut self, cut: Rc<CapturedContent>) {
         self.base = cut;
     }
 
     /// Replaces the log by one whose last commit captured `cut`.
-    pub(crate) fn change_log(&mut self, cut: &Rc<Cut>) {
+    pub(crate) fn change_log(&mut self, cut: &Rc<CapturedContent>) {
         self.committed = Rc::clone(cut);
         self.base = Rc::clone(cut);
     }
@@ -101,7 +101,7 @@ impl Content {
         disk: &Disk,
         header: &Header,
         mut dirty: DirtySectors,
-        base: &Cut,
+        base: &CapturedContent,
     ) -> Option<String> {
         dirty.retain(|_, side| !header.invalidated.contains(*side));
         let touched: BTreeSet<u64> = self.model.touched().into_iter().chain(base.touched()).collect();
@@ -119,7 +119,7 @@ impl Content {
 
     /// Returns the content of a repair's seal, which may be of the side sealed before: it captures the
     /// content of the last commit, and covers no uncommitted data.
-    fn repair_cut(&mut self) -> Rc<Cut> {
+    fn repair_cut(&mut self) -> Rc<CapturedContent> {
         let mut cut = self.committed.union(&self.model.cut());
         cut.at = 0;
         Rc::new(cut)

@@ -17,7 +17,7 @@ use std::str::FromStr;
 use holdfast_format::crash_point::CrashPoint;
 
 pub use refused::{RefusalReport, RefusedWrite, refuse_each, writes};
-pub use scenario::Scenario;
+pub use scenario::CrashScenario;
 
 use crate::disk::Fate;
 use crate::drive;
@@ -47,7 +47,7 @@ pub enum Death {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Crash {
     /// The scenario.
-    pub scenario: Scenario,
+    pub scenario: CrashScenario,
     /// Seed of all other choices.
     pub seed: u64,
     /// The point at which the process ends.
@@ -59,7 +59,7 @@ pub struct Crash {
 }
 
 /// Counts the visits of each point in `scenario` without a death.
-pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
+pub fn visits(scenario: CrashScenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
     let watch = Watch::begin(None);
     let mut world = scenario.world(seed);
     assert_eq!(scenario.play(&mut world), Ok(()), "nothing ends it");
@@ -67,7 +67,7 @@ pub fn visits(scenario: Scenario, seed: u64) -> BTreeMap<CrashPoint, u64> {
 }
 
 /// Returns the invariant violated in `scenario` without a death.
-pub fn violation_without_death(scenario: Scenario, seed: u64) -> Option<Violation> {
+pub fn violation_without_death(scenario: CrashScenario, seed: u64) -> Option<Violation> {
     violation::catch(|| drop(visits(scenario, seed))).err()
 }
 
@@ -168,7 +168,7 @@ impl FromStr for Crash {
         };
         let named = |name: &dyn fmt::Debug, text| format!("{name:?}") == text;
         Ok(Self {
-            scenario: Scenario::ALL
+            scenario: CrashScenario::ALL
                 .into_iter()
                 .find(|it| named(it, scenario))
                 .ok_or_else(|| wrong("the scenario"))?,
@@ -208,7 +208,7 @@ impl CampaignReport {
 ///
 /// At most `outcomes` outcomes of a host loss are tried at one visit. If there are more, the seed chooses
 /// them.
-pub fn campaign(scenarios: &[Scenario], seed: u64, outcomes: u64) -> CampaignReport {
+pub fn campaign(scenarios: &[CrashScenario], seed: u64, outcomes: u64) -> CampaignReport {
     let mut found = CampaignReport::default();
     for &scenario in scenarios {
         for (point, count) in visits(scenario, seed) {

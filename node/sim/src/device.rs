@@ -5,11 +5,11 @@ use holdfast_engine::settings::Durability;
 use holdfast_types::SectorRange;
 
 use crate::disk::{Stamp, sectors};
-use crate::expect::{Cut, VolumeModel};
+use crate::expect::{CapturedContent, VolumeModel};
 use crate::invariant::Invariant;
 
 /// A request that the client waits for.
-pub(crate) struct Request {
+pub(crate) struct ClientRequest {
     pub(crate) op: Op,
     pub(crate) range: SectorRange,
     /// Unique; the stamp of the data that a write stores.
@@ -29,7 +29,7 @@ pub(crate) struct Request {
     pub(crate) answered_as: Durability,
 }
 
-impl Request {
+impl ClientRequest {
     /// Returns the stamp of the request's sectors after its completion; `None` if it changes none.
     pub(crate) fn stored_stamp(&self) -> Option<Stamp> {
         match self.op {
@@ -55,8 +55,8 @@ impl Request {
 
 /// A block device with requests in flight.
 #[derive(Default)]
-pub(crate) struct Device {
-    slots: Vec<Option<Request>>,
+pub(crate) struct SimulatedDevice {
+    slots: Vec<Option<ClientRequest>>,
     /// Its size.
     pub(crate) sectors: u64,
     /// The client sends no more requests.
@@ -67,7 +67,7 @@ pub(crate) struct Device {
     pub(crate) fenced: bool,
 }
 
-impl Device {
+impl SimulatedDevice {
     pub(crate) fn new(depth: u32, sectors: u64) -> Self {
         Self { slots: (0..depth).map(|_| None).collect(), sectors, ..Self::default() }
     }
@@ -80,7 +80,7 @@ impl Device {
         self.slots.iter().all(Option::is_none)
     }
 
-    pub(crate) fn request(&mut self, id: RequestId) -> &mut Request {
+    pub(crate) fn request(&mut self, id: RequestId) -> &mut ClientRequest {
         match &mut self.slots[id.0 as usize] {
             Some(request) => request,
             None => Invariant::CompletedOnce
@@ -147,7 +147,7 @@ impl Device {
         serial: u64,
         expect: &mut VolumeModel,
     ) {
-        let mut request = Request {
+        let mut request = ClientRequest {
             op,
             range,
             serial,
@@ -187,7 +187,7 @@ impl Device {
         id: RequestId,
         result: Result<(), Errno>,
         expect: &mut VolumeModel,
-        in_store: Option<&Cut>,
+        in_store: Option<&CapturedContent>,
     ) {
         let Some(request) = self.slots[id.0 as usize].take() else {
             Invariant::CompletedOnce.broken(&format!("request {} is completed again", id.0))

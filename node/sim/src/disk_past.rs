@@ -5,13 +5,13 @@ use crate::expect::VolumeModel;
 
 /// A disk in a state that a power cut could have left at some time.
 #[derive(Clone)]
-pub(crate) struct Snapshot {
+pub(crate) struct DiskImage {
     pub(crate) disk: Disk,
     pub(crate) model: VolumeModel,
     pub(crate) age: Age,
 }
 
-impl Snapshot {
+impl DiskImage {
     /// Creates a snapshot of a disk with that content, at that time.
     pub(crate) fn new(mut disk: Disk, mut model: VolumeModel, age: Age, fate: &mut Fate<'_>) -> Self {
         disk.lose_power(fate);
@@ -47,7 +47,7 @@ pub(crate) enum DiskReplacement {
 /// The past of one disk.
 #[derive(Default)]
 pub(crate) struct DiskPast {
-    snapshot: Option<Snapshot>,
+    snapshot: Option<DiskImage>,
     replacement: Option<DiskReplacement>,
     /// True if the last attach was with the disk of an earlier volume.
     was_of_other_volume: bool,
@@ -59,11 +59,11 @@ pub(crate) struct DiskPast {
 
 impl DiskPast {
     /// Returns the last snapshot of the disk.
-    pub(crate) fn snapshot(&self) -> Option<&Snapshot> {
+    pub(crate) fn snapshot(&self) -> Option<&DiskImage> {
         self.snapshot.as_ref()
     }
 
-    pub(crate) fn keep_snapshot(&mut self, snapshot: Snapshot) {
+    pub(crate) fn keep_snapshot(&mut self, snapshot: DiskImage) {
         self.snapshot = Some(snapshot);
     }
 

@@ -14,7 +14,7 @@ use crate::disk::{Stamp, sectors};
 use crate::invariant::Invariant;
 
 #[derive(Debug, Clone)]
-struct Written {
+struct SectorWrite {
     /// Unique, and distinct from the stamp of zeros.
     op: u64,
     stamp: Stamp,
@@ -27,12 +27,12 @@ struct Written {
 
 /// Returns the issue time of the newest successful write that had ended before `before`: writes that had
 /// ended by then are superseded.
-fn superseded_until(writes: &[Written], before: u64) -> u64 {
+fn superseded_until(writes: &[SectorWrite], before: u64) -> u64 {
     let settled = writes.iter().filter(|w| w.succeeded && w.ended.is_some_and(|at| at < before));
     settled.map(|w| w.issued).max().unwrap_or(0)
 }
 
-impl Written {
+impl SectorWrite {
     fn is_superseded(&self, until: u64, before: u64) -> bool {
         self.ended.is_some_and(|ended| ended < until || self.passed_over.is_some_and(|at| at < before))
     }
@@ -40,13 +40,13 @@ impl Written {
 
 /// Allowed content of the volume as of one seal.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Cut {
+pub(crate) struct CapturedContent {
     /// Writes that had ended before this time are in it.
     pub(crate) at: u64,
     sectors: BTreeMap<u64, Vec<Stamp>>,
 }
 
-impl Cut {
+impl CapturedContent {
     /// Returns the union of two cuts.
     pub(crate) fn union(&self, other: &Self) -> Self {
         let mut either = self.clone();
@@ -77,7 +77,7 @@ pub(crate) struct VolumeModel {
     incident: Invariant,
     incident_at: u64,
     clock: u64,
-    sectors: BTreeMap<u64, Vec<Written>>,
+    sectors: BTreeMap<u64, Vec<SectorWrite>>,
     /// Sectors with concurrent writes of zeros and data.
     raced: BTreeSet<u64>,
 }
@@ -101,8 +101,8 @@ impl VolumeModel {
     }
 
     /// Creates the model of a volume that reads as `cut`.
-    pub(crate) fn from_cut(cut: &Cut) -> Self {
-        let known = |stamp: &Stamp| Written {
+    pub(crate) fn from_cut(cut: &CapturedContent) -> Self {
+        let known = |stamp: &Stamp| SectorWrite {
             op: *stamp,
             stamp: *stamp,
             issued: 0,
@@ -129,9 +129,15 @@ impl VolumeModel {
     pub(crate) fn issue(&mut self, range: SectorRange, op: u64, stamp: Stamp) {
         let issued = self.now();
         for sector in sectors(range) {
-            let zeros =
-                Written { op: 0, stamp: 0, issued: 0, ended: Some(0), succeeded: true, passed_over: None };
-            self.sectors.entry(sector).or_insert_with(|| vec![zeros]).push(Written {
+            let zeros = SectorWrite {
+                op: 0,
+                stamp: 0,
+                issued: 0,
+                ended: Some(0),
+                succeeded: true,
+                passed_over: None,
+            };
+            self.sectors.entry(sector).or_insert_with(|| vec![zeros]).push(SectorWrite {
                 op,
                 stamp,
                 issued,
@@ -161,14 +167,14 @@ impl VolumeModel {
     }
 
     /// Returns the minimum and maximum number of written sectors that are not in `cut`.
-    pub(crate) fn missing_sectors(&self, cut: &Cut) -> (u64, u64) {
+    pub(crate) fn missing_sectors(&self, cut: &CapturedContent) -> (u64, u64) {
         let (mut surely, mut at_most) = (0, 0);
         for (sector, writes) in &self.sectors {
             let until = superseded_until(writes, u64::MAX);
             let stored = cut.sectors.get(sector).map_or(&[0][..], Vec::as_slice);
             let mut left = writes.iter().filter(|w| !w.is_superseded(until, u64::MAX));
             surely += u64::from(left.clone().all(|w| w.stamp != 0 && !stored.contains(&w.stamp)));
-            let may_be_missing = |w: &Written| w.stamp != 0 && stored != [w.stamp];
+            let may_be_missing = |w: &SectorWrite| w.stamp != 0 && stored != [w.stamp];
             at_most += u64::from(self.raced.contains(sector) || left.any(may_be_missing));
         }
         (surely, at_most)
@@ -225,7 +231,7 @@ impl VolumeModel {
 
     /// Checks that everything that had ended before `before` is in the commit that captured `cut`, or
     /// replaced there by later writes.
-    pub(crate) fn check_covered(&self, cut: &Cut, before: u64) {
+    pub(crate) fn check_covered(&self, cut: &CapturedContent, before: u64) {
         for (sector, writes) in &self.sectors {
             let stamps = cut.allowed(*sector);
             let until = superseded_until(writes, before);
@@ -237,7 +243,7 @@ impl VolumeModel {
     }
 
     /// Checks that the snapshot that captured `cut` has the content allowed by `asked`, except later writes.
-    pub(crate) fn check_snapshot(&self, cut: &Cut, asked: &Cut) {
+    pub(crate) fn check_snapshot(&self, cut: &CapturedContent, asked: &CapturedContent) {
         for (sector, before) in &asked.sectors {
             let mut writes = self.sectors.get(sector).into_iter().flatten();
             let (is_newer, stamps) = (writes.any(|w| w.issued > asked.at), cut.allowed(*sector));
@@ -258,15 +264,16 @@ impl VolumeModel {
         // Zeros in the durable map may have been overwritten since.
         self.raced.extend(self.sectors.keys());
         for write in self.sectors.values_mut().flatten() {
-            *write = Written { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };
+            *write =
+                SectorWrite { issued: now, ended: Some(now), succeeded: true, passed_over: None, ..*write };
         }
     }
 
     /// Returns the allowed content of the volume at this point.
-    pub(crate) fn cut(&mut self) -> Rc<Cut> {
+    pub(crate) fn cut(&mut self) -> Rc<CapturedContent> {
         let at = self.now();
         let sectors = self.sectors.keys().map(|sector| (*sector, self.allowed(*sector))).collect();
-        Rc::new(Cut { at, sectors })
+        Rc::new(CapturedContent { at, sectors })
     }
 
     pub(crate) fn touched(&self) -> Vec<u64> {

@@ -4,7 +4,7 @@ use holdfast_format::safeguard::Safeguard;
 
 use crate::bug::{Bug, plant};
 use crate::case::Case;
-use crate::crash::{Scenario, campaign, violation_without_death};
+use crate::crash::{CrashScenario, campaign, violation_without_death};
 use crate::fleet::FleetCase;
 use crate::memory_volume::MemoryCase;
 use crate::violation::Violation;
@@ -20,7 +20,7 @@ const OUTCOMES: u64 = 8;
 /// Returns the first seed whose run detects the planted `bug`, and the violation. The bug determines the kind
 /// of run: crash points, memory volume, fleet, or single volume.
 pub fn search(bug: Bug, seeds: u64, operations: u64) -> Option<(u64, Violation)> {
-    if let Some(scenario) = Scenario::for_bug(bug) {
+    if let Some(scenario) = CrashScenario::for_bug(bug) {
         let deaths = |bug| {
             plant(bug);
             let found = campaign(&[scenario], 0, OUTCOMES);

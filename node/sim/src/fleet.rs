@@ -24,10 +24,10 @@ use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
 use crate::shared::{ProcessResources, UPLOAD_BYTES};
 use crate::store::Bucket;
-use crate::world::{Company, Death, Outage, World};
+use crate::world::{Company, Outage, Victim, World};
 
-use devices::{Devices, Served};
-use kernel::{DeviceState, Kernel, Owner};
+use devices::{HostDevices, VolumeFacts};
+use kernel::{DeviceOwner, UblkDeviceState, UblkDriver};
 use outages::Outages;
 
 /// Stores of a run.
@@ -59,21 +59,21 @@ const PIECE_MS: Millis = 50;
 const TURN_MS: Millis = 4 * PIECE_MS;
 
 /// The state of one host that its volumes share.
-struct Node {
-    kernel: Kernel,
-    devices: Devices,
+struct SharedHost {
+    kernel: UblkDriver,
+    devices: HostDevices,
 }
 
-impl Node {
+impl SharedHost {
     fn new(host: u32, volumes: usize) -> Self {
-        Self { kernel: Kernel::default(), devices: Devices::new(TAGS | host, volumes) }
+        Self { kernel: UblkDriver::default(), devices: HostDevices::new(TAGS | host, volumes) }
     }
 }
 
 /// One run in progress.
 pub(crate) struct Fleet {
     pub(crate) volumes: Vec<Schedule>,
-    nodes: Vec<Node>,
+    nodes: Vec<SharedHost>,
     outages: Outages,
     upload_bytes: u64,
     /// The bucket of all volumes; `None` if each has its own.
@@ -112,7 +112,7 @@ impl Fleet {
             .collect();
         Self {
             volumes: crowd,
-            nodes: (0..HOSTS as u32).map(|host| Node::new(host, volumes)).collect(),
+            nodes: (0..HOSTS as u32).map(|host| SharedHost::new(host, volumes)).collect(),
             outages: Outages::new(kinds),
             upload_bytes,
             bucket: None,
@@ -137,14 +137,14 @@ impl Fleet {
         match self.rng.below(24) {
             0 => self.outages.step(&mut self.rng, &mut self.volumes),
             1 => self.step_other_program(host),
-            2 if self.rng.once_in(100) => self.apply_death(host, Death::Process),
+            2 if self.rng.once_in(100) => self.apply_death(host, Victim::Process),
             3..=6 => {
                 let home = self.volumes[volume].home();
                 let at = if self.rng.once_in(3) { host } else { home };
                 self.step_device(at, volume);
             }
             // Otherwise few deaths would be in the middle of a slot, or before it is named.
-            _ if self.rng.once_in(64) && self.fills_slot(host) => self.apply_death(host, Death::Process),
+            _ if self.rng.once_in(64) && self.fills_slot(host) => self.apply_death(host, Victim::Process),
             _ => self.step_volume(volume, |schedule| schedule.step(number)),
         }
     }
@@ -190,17 +190,17 @@ impl Fleet {
         }
     }
 
-    fn apply_death(&mut self, host: usize, death: Death) {
+    fn apply_death(&mut self, host: usize, death: Victim) {
         for volume in 0..self.volumes.len() {
             self.with_volume(volume, |schedule| match death {
-                Death::Process => schedule.world.kill(host),
-                Death::Host => schedule.world.lose_host(host, None),
+                Victim::Process => schedule.world.kill(host),
+                Victim::Host => schedule.world.lose_host(host, None),
             });
         }
         let old = self.volumes[0].world.slab(host);
         let slab = match death {
-            Death::Process => old.of_next_process(),
-            Death::Host => old.after_power_cut(&mut self.rng),
+            Victim::Process => old.of_next_process(),
+            Victim::Host => old.after_power_cut(&mut self.rng),
         };
         let shared = ProcessResources::with_slab(slab, self.upload_bytes);
         for schedule in &mut self.volumes {
@@ -209,13 +209,13 @@ impl Fleet {
             world.forget_deaths(host);
             world.set_shared(host, shared.clone());
         }
-        let Node { kernel, devices } = &mut self.nodes[host];
+        let SharedHost { kernel, devices } = &mut self.nodes[host];
         match death {
-            Death::Process => {
+            Victim::Process => {
                 kernel.daemon_died();
                 devices.daemon_died();
             }
-            Death::Host => {
+            Victim::Host => {
                 kernel.lose_power();
                 devices.lose_power();
             }
@@ -273,7 +273,7 @@ impl Fleet {
         if world.hosts[host].fault.paused {
             return;
         }
-        let Node { kernel, devices } = &mut self.nodes[host];
+        let SharedHost { kernel, devices } = &mut self.nodes[host];
         if let Some((number, words)) = devices.step(kernel, volume, now) {
             world.trace.host_event(host, number, words);
         }
@@ -295,7 +295,7 @@ impl Fleet {
             let here = &self.volumes[volume].world.hosts[host];
             let runs = here.process.as_ref().is_some_and(|process| process.volume.is_some());
             if !runs && !here.tmpfs.has_map() {
-                let Node { kernel, devices } = &mut self.nodes[host];
+                let SharedHost { kernel, devices } = &mut self.nodes[host];
                 devices.forget_volume(kernel, volume);
                 self.update_access(host, volume);
             }
@@ -304,7 +304,7 @@ impl Fleet {
 
     /// Adds, serves or deletes a device of another program; or deletes one whose server has exited.
     fn step_other_program(&mut self, host: usize) {
-        let Node { kernel, devices } = &mut self.nodes[host];
+        let SharedHost { kernel, devices } = &mut self.nodes[host];
         let foreign: Vec<_> = kernel.list().filter(|device| device.is_foreign()).collect();
         match (self.rng.below(6), foreign.last()) {
             (0, _) if foreign.len() < 2 => {
@@ -314,14 +314,14 @@ impl Fleet {
                 } else {
                     u64::from(TAGS | 0xff) << 32 | self.rng.bits() >> 32
                 };
-                kernel.add(tag, Owner::Foreign);
+                kernel.add(tag, DeviceOwner::Foreign);
             }
-            (1, Some(device)) => kernel.serve(device.id, Owner::Foreign),
-            (2, Some(device)) => kernel.delete(device.id, Owner::Foreign),
+            (1, Some(device)) => kernel.serve(device.id, DeviceOwner::Foreign),
+            (2, Some(device)) => kernel.delete(device.id, DeviceOwner::Foreign),
             (3, _) if self.rng.once_in(8) => {
                 let unserved = |id| devices.is_unserved(id);
                 let left = kernel.list().find(|device| {
-                    !device.is_foreign() && device.state != DeviceState::Live && unserved(device.id)
+                    !device.is_foreign() && device.state != UblkDeviceState::Live && unserved(device.id)
                 });
                 if let Some(device) = left {
                     kernel.discard(device.id);
@@ -366,11 +366,11 @@ impl Fleet {
 }
 
 /// Returns the daemon's facts about a volume that it serves on this host.
-fn served(world: &World, host: usize) -> Option<Served> {
+fn served(world: &World, host: usize) -> Option<VolumeFacts> {
     let here = &world.hosts[host];
     here.process.as_ref()?.volume.as_ref()?;
     let [a, b, c, d, ..] = here.nonce?.0;
-    Some(Served {
+    Some(VolumeFacts {
         is_ready: here.device.as_ref().is_some_and(|device| device.ready),
         is_closed: here.device.as_ref().is_none_or(|device| device.closing && device.is_idle()),
         attach: u32::from_le_bytes([a, b, c, d]),

@@ -5,20 +5,20 @@ use std::rc::Rc;
 
 use holdfast_engine::action::{Action, Report, Source};
 use holdfast_engine::event::{Event, Op};
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_engine::snapshot::CutAnswer;
 use holdfast_engine::volume::Volume;
 use holdfast_types::{Millis, Nonce, SnapshotUid};
 
 use crate::attempt::Attempt;
-use crate::content::Content;
-use crate::device::Device;
+use crate::content::AllowedContent;
+use crate::device::SimulatedDevice;
 use crate::disk::SharedDisk;
 use crate::disk_past::DiskPast;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::lag::Lag;
 use crate::memory::{DeathCounter, Killed, LiveMemory, Tmpfs};
-use crate::process::{Process, TaskResult};
+use crate::process::{DaemonProcess, TaskResult};
 use crate::trace::Trace;
 
 /// Faults of a host that last for a while.
@@ -49,11 +49,11 @@ pub(crate) enum Access {
 #[derive(Default)]
 pub(crate) struct HostSnapshots {
     /// Snapshots that its client requested since the attach, and the volume's content at the first request.
-    pub(crate) requested: BTreeMap<SnapshotUid, Rc<Cut>>,
+    pub(crate) requested: BTreeMap<SnapshotUid, Rc<CapturedContent>>,
     /// The cut of its volume in progress, and the last answer to it.
     pub(crate) cut: Option<(SnapshotUid, Option<CutAnswer>)>,
     /// Content of the volume at the release of each cut since the attach.
-    pub(crate) released_cuts: BTreeMap<SnapshotUid, Rc<Cut>>,
+    pub(crate) released_cuts: BTreeMap<SnapshotUid, Rc<CapturedContent>>,
 }
 
 /// A host.
@@ -62,14 +62,14 @@ pub(crate) struct Host {
     pub(crate) disk: SharedDisk,
     pub(crate) disk_past: DiskPast,
     pub(crate) tmpfs: Tmpfs,
-    pub(crate) process: Option<Process>,
-    pub(crate) device: Option<Device>,
+    pub(crate) process: Option<DaemonProcess>,
+    pub(crate) device: Option<SimulatedDevice>,
     /// Settings with which a process continues after a takeover.
-    pub(crate) settings: Settings,
+    pub(crate) settings: RuntimeSettings,
     /// The current or former writer on this host.
     pub(crate) nonce: Option<Nonce>,
     /// Allowed content of the volume here.
-    pub(crate) content: Content,
+    pub(crate) content: AllowedContent,
     /// Point at which the process dies inside the engine.
     pub(crate) death_counter: DeathCounter,
     /// Its current faults.
@@ -90,9 +90,9 @@ impl Host {
             tmpfs: Tmpfs::default(),
             process: None,
             device: None,
-            settings: Settings::default(),
+            settings: RuntimeSettings::default(),
             nonce: None,
-            content: Content::default(),
+            content: AllowedContent::default(),
             death_counter: DeathCounter::default(),
             fault: HostFault::default(),
             lag: Lag::default(),

@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 use holdfast_format::crash_point::CrashPoint;
 use holdfast_sim::bug::{Bug, plant};
 use holdfast_sim::case::{Case, CaseOutcome};
-use holdfast_sim::crash::{Crash, Scenario, campaign};
+use holdfast_sim::crash::{Crash, CrashScenario, campaign};
 use holdfast_sim::find::search;
 use holdfast_sim::fleet::{FamilyCase, FleetCase};
 use holdfast_sim::tiers::{Figures, WORKLOADS};
@@ -31,7 +31,7 @@ struct Options {
     #[command(subcommand)]
     command: Option<SimCommand>,
     #[command(flatten)]
-    runs: Runs,
+    runs: SeededRuns,
 }
 
 #[derive(Subcommand)]
@@ -75,7 +75,7 @@ struct CrashPoints {
 }
 
 #[derive(clap::Args)]
-struct Runs {
+struct SeededRuns {
     /// Number of seeds to run.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
@@ -167,7 +167,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
     let (mut deaths, mut exhausted, mut visits, mut violations) = (0, 0, 0, 0);
     let mut visited = BTreeSet::new();
     for seed in options.seed..options.seed + options.seeds {
-        let found = campaign(&Scenario::ALL, seed, options.outcomes);
+        let found = campaign(&CrashScenario::ALL, seed, options.outcomes);
         deaths += found.deaths;
         exhausted += found.exhausted;
         visits += found.visited.values().sum::<u64>();
@@ -192,7 +192,7 @@ fn end_at_crash_points(mut out: impl Write, options: &CrashPoints) -> anyhow::Re
 }
 
 /// Runs the seeds. Returns the number of violations.
-fn run_seeds(mut out: impl Write, options: &Runs) -> anyhow::Result<usize> {
+fn run_seeds(mut out: impl Write, options: &SeededRuns) -> anyhow::Result<usize> {
     let began = Instant::now();
     let (mut operations, mut requests) = (0, 0);
     let (mut truncated, mut strays) = (0, 0);
@@ -251,8 +251,8 @@ enum AnyCase {
 }
 
 impl AnyCase {
-    fn new(seed: u64, options: &Runs) -> Self {
-        let &Runs { operations, bug, volumes, family, .. } = options;
+    fn new(seed: u64, options: &SeededRuns) -> Self {
+        let &SeededRuns { operations, bug, volumes, family, .. } = options;
         match (family, volumes as usize) {
             (Some(most), _) => Self::Family(FamilyCase { seed, operations, bug, volumes: most as usize }),
             (None, 1) => Self::One(Case { seed, operations, bug }),

@@ -26,16 +26,16 @@ use holdfast_types::{Mask, Millis, SectorRange, SnapshotUid, VolumeId};
 use parking_lot::Mutex;
 
 use crate::attempt::AttachStep;
-use crate::calls::{Answer, Call, CallKind, Calls, LocalCall, LocalError, StoreCall};
-use crate::device::{Device, Request};
+use crate::calls::{Call, CallKind, CallResult, Calls, LocalCall, LocalError, StoreCall};
+use crate::device::{ClientRequest, SimulatedDevice};
 use crate::disk::{SharedDisk, SyncMark};
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 use crate::memory::LiveMemory;
 use crate::rng::Rng;
 use crate::shared::ProcessResources;
 use crate::surroundings::{Restored, SimFiles, SimObjects, SimTime};
-use crate::tasks::Tasks;
+use crate::tasks::PolledTasks;
 
 /// Kinds of jobs of a process.
 pub(crate) enum JobKind {
@@ -48,7 +48,7 @@ pub(crate) enum JobKind {
 /// Result of a completed job.
 pub(crate) enum JobResult {
     Event(Event),
-    Answer(Answer),
+    Answer(CallResult),
 }
 
 /// Returns the side whose sync failed according to `event`.
@@ -107,18 +107,18 @@ pub(crate) struct ColdBlock {
 }
 
 /// The daemon.
-pub(crate) struct Process {
+pub(crate) struct DaemonProcess {
     /// `None` while it attaches.
     pub(crate) volume: Option<Volume<LiveMemory>>,
     pub(crate) jobs: Vec<Job>,
-    pub(crate) tasks: Tasks<TaskResult>,
+    pub(crate) tasks: PolledTasks<TaskResult>,
     calls: Calls,
     background: Arc<Background<SimFiles, SimTime>>,
     shared: ProcessResources,
     /// Blocks of the volume that are known to be in the slab.
     pub(crate) known: KnownBlocks,
     /// Blocks of the upload in progress, and the content captured by its seal.
-    pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<Cut>)>,
+    pub(crate) upload: Option<(Vec<DirtyBlock>, Rc<CapturedContent>)>,
     /// True if a detach was requested; once is enough.
     pub(crate) detach_requested: bool,
     /// The attach step after which it dies.
@@ -132,7 +132,7 @@ pub(crate) struct Process {
     slowness: Rng,
 }
 
-impl Process {
+impl DaemonProcess {
     /// Creates a process without a volume, with randomness from `seed`.
     pub(crate) fn new(
         volume: &VolumeId,
@@ -149,7 +149,7 @@ impl Process {
         Self {
             volume: None,
             jobs: Vec::new(),
-            tasks: Tasks::default(),
+            tasks: PolledTasks::default(),
             calls,
             background: Arc::new(Background::new(
                 volume.clone(),
@@ -237,9 +237,9 @@ impl Process {
         &mut self,
         action: Action,
         now: Millis,
-        device: &mut Option<Device>,
+        device: &mut Option<SimulatedDevice>,
         disk: &SharedDisk,
-        sealed: Option<&Rc<Cut>>,
+        sealed: Option<&Rc<CapturedContent>>,
     ) {
         let mut mark = None;
         match action {
@@ -352,7 +352,7 @@ impl Process {
     }
 
     /// Checks that a read fails only if the disk lost the only copy.
-    fn check_failure(&self, request: &Request) {
+    fn check_failure(&self, request: &ClientRequest) {
         let status = self.volume.as_ref().expect("it completes requests").status();
         let fenced = status.fenced || request.was_replaced;
         let lost = fenced || status.oldest_dirty_ms.is_some();
@@ -386,7 +386,7 @@ fn overlaps(dirty: &DirtyBlock, range: SectorRange, side: Side) -> bool {
     (0..32).any(|bit| mask.contains(bit) && (range.start.0..range.end()).contains(&(first + u64::from(bit))))
 }
 
-fn check_store(device: &mut Device, id: RequestId, range: SectorRange, is_write: bool) {
+fn check_store(device: &mut SimulatedDevice, id: RequestId, range: SectorRange, is_write: bool) {
     let request = device.request(id);
     let holds = match request.op {
         Op::Write | Op::WriteFua => is_write && request.range == range,

@@ -6,7 +6,7 @@ mod forks;
 
 use holdfast_engine::event::Op;
 use holdfast_engine::round_size::RoundSize;
-use holdfast_engine::settings::{DirtyLimits, Durability, Settings};
+use holdfast_engine::settings::{DirtyLimits, Durability, RuntimeSettings};
 use holdfast_types::{Epoch, SectorRange, VolumeId};
 
 use crate::host::HostFault;
@@ -368,7 +368,7 @@ impl Schedule {
         let durability = *self.rng().pick(&[Durability::Local, Durability::Object]);
         let usual = self.world.terms.limits.max_age_ms;
         let max_age_ms = *self.rng().pick(&[usual / 2, usual, 2 * usual]);
-        self.world.configure(host, Settings { max_age_ms, durability });
+        self.world.configure(host, RuntimeSettings { max_age_ms, durability });
         // In runs with long-lived processes, seals stay as large as the limits allow.
         if self.deaths.kill.is_some() {
             let soon = self.rng().once_in(8);

@@ -18,7 +18,7 @@ use holdfast_objects::ObjectStore;
 use holdfast_types::{BLOCK_BYTES, Mask, SectorRange};
 use parking_lot::Mutex;
 
-use crate::calls::{Answer, CallKind, Calls, LocalCall, LocalError};
+use crate::calls::{CallKind, CallResult, Calls, LocalCall, LocalError};
 use crate::rng::Rng;
 use crate::surroundings::SimTime;
 
@@ -34,12 +34,12 @@ struct StoredSlot {
 }
 
 /// Blocks and their content.
-struct Blocks {
+struct SlabBlocks {
     table: SlotTable,
     file: Mutex<Vec<StoredSlot>>,
 }
 
-impl Blocks {
+impl SlabBlocks {
     fn new() -> Self {
         Self::with_file(vec![StoredSlot::default(); SLOTS as usize])
     }
@@ -73,19 +73,19 @@ impl Blocks {
 
 /// The slab into which all volumes of a process fetch.
 pub(crate) struct Slab {
-    disk: Blocks,
-    memory: Blocks,
+    disk: SlabBlocks,
+    memory: SlabBlocks,
 }
 
 impl Slab {
     /// Creates the slab of a host without any earlier process.
     pub(crate) fn new() -> Self {
-        Self { disk: Blocks::new(), memory: Blocks::new() }
+        Self { disk: SlabBlocks::new(), memory: SlabBlocks::new() }
     }
 
     /// Returns the slab of the next process, after the current one has died.
     pub(crate) fn of_next_process(&self) -> Self {
-        Self { disk: Blocks::with_file(self.disk.file.lock().clone()), memory: Blocks::new() }
+        Self { disk: SlabBlocks::with_file(self.disk.file.lock().clone()), memory: SlabBlocks::new() }
     }
 
     /// Returns the slab after the loss of the host.
@@ -99,7 +99,7 @@ impl Slab {
                 file[slot].bytes.resize(BLOCK_BYTES as usize, 0);
             }
         }
-        Self { disk: Blocks::with_file(file), memory: Blocks::new() }
+        Self { disk: SlabBlocks::with_file(file), memory: SlabBlocks::new() }
     }
 
     /// Returns the bytes of `range`'s block, of which at least those of `range` match the store, and the
@@ -200,10 +200,14 @@ impl Slab {
 
 async fn call(calls: &Calls, call: LocalCall) -> io::Result<()> {
     match calls.send(CallKind::Local(call)).await {
-        Answer::Local(Ok(_)) => Ok(()),
-        Answer::Local(Err(LocalError::Io(error))) => Err(error),
-        Answer::Local(Err(LocalError::Damaged(_))) => unreachable!("no map is read"),
-        Answer::Bytes(_) | Answer::Created(_) | Answer::Listed(_) | Answer::Stored(_) | Answer::Slept => {
+        CallResult::Local(Ok(_)) => Ok(()),
+        CallResult::Local(Err(LocalError::Io(error))) => Err(error),
+        CallResult::Local(Err(LocalError::Damaged(_))) => unreachable!("no map is read"),
+        CallResult::Bytes(_)
+        | CallResult::Created(_)
+        | CallResult::Listed(_)
+        | CallResult::Stored(_)
+        | CallResult::Slept => {
             unreachable!("the local disk has another answer")
         }
     }

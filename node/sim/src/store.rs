@@ -23,13 +23,13 @@ use holdfast_objects::{CreateError, Created, StoreError};
 use holdfast_types::key::{ObjectKey, checkpoint_prefix, log_prefix};
 use holdfast_types::{BLOCK_SECTORS, Block, Epoch, Nonce, SECTOR_BYTES, Sector, SectorRange, Seq, VolumeId};
 
-use crate::calls::{Answer, StoreCall};
+use crate::calls::{CallResult, StoreCall};
 use crate::disk::{Stamp, sectors};
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 pub(crate) use bucket::Bucket;
-use ledger::Ledger;
+use ledger::VolumeLedger;
 
 /// A writer's record that reached the log.
 #[derive(Clone)]
@@ -37,7 +37,7 @@ pub(crate) enum Landed {
     /// An attach: its nonce, the name of its node, and the previously attached writer.
     Attach(Nonce, String, Option<Writer>),
     /// A commit, and the content that it captured.
-    Commit(Nonce, Rc<Cut>),
+    Commit(Nonce, Rc<CapturedContent>),
 }
 
 /// The bucket, as accessed by one of its volumes.
@@ -50,7 +50,7 @@ pub(crate) struct Store {
     /// Records that arrived at the position of a truncated one.
     pub(crate) strays: u64,
     /// Requests in flight whose sender no longer waits for the response.
-    pub(crate) late: Vec<(StoreCall, Option<Rc<Cut>>)>,
+    pub(crate) late: Vec<(StoreCall, Option<Rc<CapturedContent>>)>,
     pub(crate) requests: u64,
 }
 
@@ -107,44 +107,49 @@ impl Store {
         &self.volume
     }
 
-    fn ledger(&self) -> &Ledger {
+    fn ledger(&self) -> &VolumeLedger {
         &self.bucket.ledgers[&self.volume]
     }
 
-    fn ledger_mut(&mut self) -> &mut Ledger {
+    fn ledger_mut(&mut self) -> &mut VolumeLedger {
         self.bucket.ledgers.get_mut(&self.volume).expect("the volume was created")
     }
 
     /// Executes a request. `cut` is the content captured by the sender's seal; LIST shows the state
     /// `lag` changes ago.
-    pub(crate) fn apply(&mut self, call: &StoreCall, cut: Option<&Rc<Cut>>, lag: u64) -> Answer {
+    pub(crate) fn apply(
+        &mut self,
+        call: &StoreCall,
+        cut: Option<&Rc<CapturedContent>>,
+        lag: u64,
+    ) -> CallResult {
         self.requests += 1;
         match call {
-            StoreCall::Get { key } => Answer::Bytes(self.get(key).cloned()),
+            StoreCall::Get { key } => CallResult::Bytes(self.get(key).cloned()),
             StoreCall::GetRange { key, range } => {
                 let Range { start, end } = range;
-                Answer::Bytes(self.get(key).and_then(|body| {
+                CallResult::Bytes(self.get(key).and_then(|body| {
                     let range = *start as usize..*end as usize;
                     let short = || StoreError::OutOfRange { key: key.clone(), end: *end };
                     (range.end <= body.len()).then(|| body.slice(range)).ok_or_else(short)
                 }))
             }
-            StoreCall::Create { key, body } => Answer::Created(if self.create(key, body.clone()) {
+            StoreCall::Create { key, body } => CallResult::Created(if self.create(key, body.clone()) {
                 Ok(Created)
             } else {
                 Err(CreateError::Exists { key: key.clone() })
             }),
             StoreCall::PutSegment { key, body } => {
                 self.bucket.stored.put(key, body, cut);
-                Answer::Stored(Ok(()))
+                CallResult::Stored(Ok(()))
             }
             StoreCall::List { prefix, start_after, limit } => {
                 let objects = &self.bucket.stored.objects;
-                Answer::Listed(Ok(objects.list(prefix, start_after.as_deref(), *limit, lag)))
+                CallResult::Listed(Ok(objects.list(prefix, start_after.as_deref(), *limit, lag)))
             }
             StoreCall::Delete { key } => {
                 self.delete(key);
-                Answer::Stored(Ok(()))
+                CallResult::Stored(Ok(()))
             }
         }
     }
@@ -232,7 +237,7 @@ impl Store {
     }
 
     /// Returns the content of the volume after an attach without local data.
-    pub(crate) fn last_cut(&self) -> Rc<Cut> {
+    pub(crate) fn last_cut(&self) -> Rc<CapturedContent> {
         Rc::clone(&self.ledger().last_cut)
     }
 

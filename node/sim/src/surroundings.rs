@@ -20,7 +20,7 @@ use holdfast_objects::{
 use holdfast_types::{Epoch, SectorRange};
 use parking_lot::Mutex;
 
-use crate::calls::{Answer, CallKind, Calls, LocalCall, LocalError, StoreCall};
+use crate::calls::{CallKind, CallResult, Calls, LocalCall, LocalError, StoreCall};
 use crate::disk::{SharedDisk, sectors};
 use crate::rng::Rng;
 use crate::store::fill;
@@ -30,7 +30,7 @@ use crate::store::fill;
 pub(crate) struct SimObjects(pub(crate) Calls);
 
 impl SimObjects {
-    async fn call(&self, call: StoreCall) -> Answer {
+    async fn call(&self, call: StoreCall) -> CallResult {
         self.0.send(CallKind::Store(call)).await
     }
 }
@@ -38,14 +38,14 @@ impl SimObjects {
 #[async_trait]
 impl ObjectStore for SimObjects {
     async fn get(&self, key: &str, _max_bytes: u64) -> Result<Bytes, StoreError> {
-        let Answer::Bytes(answer) = self.call(StoreCall::Get { key: key.to_owned() }).await else {
+        let CallResult::Bytes(answer) = self.call(StoreCall::Get { key: key.to_owned() }).await else {
             unreachable!("a GET has another answer")
         };
         answer
     }
 
     async fn get_range(&self, key: &str, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
-        let Answer::Bytes(answer) = self.call(StoreCall::GetRange { key: key.to_owned(), range }).await
+        let CallResult::Bytes(answer) = self.call(StoreCall::GetRange { key: key.to_owned(), range }).await
         else {
             unreachable!("a GET has another answer")
         };
@@ -59,7 +59,8 @@ impl ObjectStore for SimObjects {
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        let Answer::Created(answer) = self.call(StoreCall::Create { key: key.to_owned(), body }).await else {
+        let CallResult::Created(answer) = self.call(StoreCall::Create { key: key.to_owned(), body }).await
+        else {
             unreachable!("a create has another answer")
         };
         answer
@@ -68,7 +69,7 @@ impl ObjectStore for SimObjects {
     /// Stores the segment at once when the last part has arrived.
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
         let body = collect(parts).await?;
-        let Answer::Stored(answer) = self.call(StoreCall::PutSegment { key: key.to_owned(), body }).await
+        let CallResult::Stored(answer) = self.call(StoreCall::PutSegment { key: key.to_owned(), body }).await
         else {
             unreachable!("a PUT has another answer")
         };
@@ -77,7 +78,7 @@ impl ObjectStore for SimObjects {
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
         let start_after = start_after.map(str::to_owned);
-        let Answer::Listed(answer) =
+        let CallResult::Listed(answer) =
             self.call(StoreCall::List { prefix: prefix.to_owned(), start_after, limit }).await
         else {
             unreachable!("a LIST has another answer")
@@ -88,7 +89,8 @@ impl ObjectStore for SimObjects {
     /// Deletes each object at a separate time, or not at all: a request for many is not atomic.
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
         let delete = async |key: &&str| {
-            let Answer::Stored(answer) = self.call(StoreCall::Delete { key: (*key).to_owned() }).await else {
+            let CallResult::Stored(answer) = self.call(StoreCall::Delete { key: (*key).to_owned() }).await
+            else {
                 unreachable!("a DELETE has another answer")
             };
             answer
@@ -141,7 +143,7 @@ pub(crate) struct SimFiles {
 
 impl SimFiles {
     async fn call(&self, call: LocalCall) -> Result<Option<FoundMap>, LocalError> {
-        let Answer::Local(answer) = self.calls.send(CallKind::Local(call)).await else {
+        let CallResult::Local(answer) = self.calls.send(CallKind::Local(call)).await else {
             unreachable!("the local disk has another answer")
         };
         answer

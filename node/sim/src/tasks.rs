@@ -26,19 +26,19 @@ struct Task<T> {
 }
 
 /// Futures that end with a `T`.
-pub(crate) struct Tasks<T> {
+pub(crate) struct PolledTasks<T> {
     tasks: BTreeMap<u64, Task<T>>,
     ready: Ready,
     started: u64,
 }
 
-impl<T> Default for Tasks<T> {
+impl<T> Default for PolledTasks<T> {
     fn default() -> Self {
         Self { tasks: BTreeMap::new(), ready: Ready::default(), started: 0 }
     }
 }
 
-impl<T> Tasks<T> {
+impl<T> PolledTasks<T> {
     pub(crate) fn start(&mut self, future: impl Future<Output = T> + 'static) {
         let task = self.started;
         self.started += 1;

@@ -1,7 +1,7 @@
 //! The settings with which a world's volume is served.
 
 use holdfast_engine::durable_map::Header;
-use holdfast_engine::settings::{DirtyLimits, Durability, Settings, Setup};
+use holdfast_engine::settings::{DirtyLimits, Durability, RuntimeSettings, Setup};
 
 /// Maximum requests in flight on a device.
 pub(crate) const DEPTH: u32 = 12;
@@ -37,19 +37,19 @@ impl Terms {
     }
 
     /// Returns the settings of an attaching writer.
-    pub(crate) fn settings(&self) -> Settings {
-        Settings { max_age_ms: self.limits.max_age_ms, durability: self.durability }
+    pub(crate) fn settings(&self) -> RuntimeSettings {
+        RuntimeSettings { max_age_ms: self.limits.max_age_ms, durability: self.durability }
     }
 
     /// Returns the setup of an engine that begins with these settings and this header.
     pub(crate) fn setup(
         &self,
-        settings: Settings,
+        settings: RuntimeSettings,
         header: Header,
         header_generation: u64,
         unix_ms_at_zero: u64,
     ) -> Setup {
-        let Settings { max_age_ms, durability } = settings;
+        let RuntimeSettings { max_age_ms, durability } = settings;
         let limits = DirtyLimits { max_age_ms, ..self.limits };
         Setup { requests: DEPTH, limits, durability, header, header_generation, unix_ms_at_zero }
     }

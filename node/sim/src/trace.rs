@@ -7,10 +7,10 @@ use std::collections::VecDeque;
 
 use holdfast_engine::action::{Action, Source};
 use holdfast_engine::event::{CreateAnswer, Errno, Event, Unprepared};
-use holdfast_engine::settings::{Durability, Settings};
+use holdfast_engine::settings::{Durability, RuntimeSettings};
 use holdfast_objects::{CreateError, StoreError};
 
-use crate::calls::{Answer, CallKind, LocalCall, StoreCall};
+use crate::calls::{CallKind, CallResult, LocalCall, StoreCall};
 
 /// The trace of one run.
 pub(crate) struct Trace {
@@ -51,7 +51,7 @@ impl Trace {
     }
 
     /// Records the end of a pipeline call.
-    pub(crate) fn call(&mut self, host: usize, call: &CallKind, answer: &Answer) {
+    pub(crate) fn call(&mut self, host: usize, call: &CallKind, answer: &CallResult) {
         let (tag, size) = call_numbers(call);
         let (words, found) = describe_answer(answer);
         self.hash(tag, host, [size, found, words.len() as u64, 0]);
@@ -152,7 +152,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::Detach => (13, [0; 4]),
         Event::Tick => (14, [0; 4]),
         Event::Grow { sectors } => (26, [*sectors, 0, 0, 0]),
-        Event::Configure(Settings { max_age_ms, durability }) => {
+        Event::Configure(RuntimeSettings { max_age_ms, durability }) => {
             (27, [*max_age_ms, u64::from(*durability == Durability::Object), 0, 0])
         }
         Event::CommitSoon(soon) => (28, [u64::from(*soon), 0, 0, 0]),
@@ -264,19 +264,22 @@ fn describe_call(call: &CallKind) -> String {
 }
 
 /// Returns a description of the result of a call, and its size.
-fn describe_answer(answer: &Answer) -> (&'static str, u64) {
+fn describe_answer(answer: &CallResult) -> (&'static str, u64) {
     match answer {
-        Answer::Bytes(Ok(bytes)) => ("found", bytes.len() as u64),
-        Answer::Bytes(Err(StoreError::NotFound { .. })) => ("not there", 0),
-        Answer::Listed(Ok(page)) => ("listed", page.entries.len() as u64),
-        Answer::Created(Ok(_)) | Answer::Stored(Ok(())) | Answer::Local(Ok(_)) | Answer::Slept => ("done", 0),
-        Answer::Created(Err(CreateError::Exists { .. })) => ("exists", 0),
-        Answer::Created(Err(CreateError::Ambiguous(_))) => ("outcome unknown", 0),
-        Answer::Bytes(Err(_))
-        | Answer::Listed(Err(_))
-        | Answer::Created(Err(CreateError::Failed(_)))
-        | Answer::Stored(Err(_))
-        | Answer::Local(Err(_)) => ("failed", 0),
+        CallResult::Bytes(Ok(bytes)) => ("found", bytes.len() as u64),
+        CallResult::Bytes(Err(StoreError::NotFound { .. })) => ("not there", 0),
+        CallResult::Listed(Ok(page)) => ("listed", page.entries.len() as u64),
+        CallResult::Created(Ok(_))
+        | CallResult::Stored(Ok(()))
+        | CallResult::Local(Ok(_))
+        | CallResult::Slept => ("done", 0),
+        CallResult::Created(Err(CreateError::Exists { .. })) => ("exists", 0),
+        CallResult::Created(Err(CreateError::Ambiguous(_))) => ("outcome unknown", 0),
+        CallResult::Bytes(Err(_))
+        | CallResult::Listed(Err(_))
+        | CallResult::Created(Err(CreateError::Failed(_)))
+        | CallResult::Stored(Err(_))
+        | CallResult::Local(Err(_)) => ("failed", 0),
     }
 }
 

@@ -46,16 +46,16 @@ use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
 use crate::terms::Terms;
 use crate::trace::Trace;
-use crate::writers::Writers;
+use crate::writers::WriterHistory;
 
 pub use crate::attempt::{AttachResult, AttachStep};
 pub use crate::failures::Faults;
 use client::Stamps;
-pub(crate) use company::{Company, Death, Outage};
+pub(crate) use company::{Company, Outage, Victim};
 use dirty::DirtyCheck;
 use forks::Ancestor;
-use snapshots::ControlPlane;
 pub(crate) use snapshots::Settled;
+use snapshots::SimulatedControlPlane;
 
 /// The whole simulated system.
 pub struct World {
@@ -68,10 +68,10 @@ pub struct World {
     pub(crate) failures: Failures,
     pub(crate) terms: Terms,
     clock: Clock,
-    writers: Writers,
+    writers: WriterHistory,
     stamps: Stamps,
     dirty_check: DirtyCheck,
-    control: ControlPlane,
+    control: SimulatedControlPlane,
     /// Number of cuts begun.
     cuts: u64,
     /// The ancestors of the served volume.
@@ -118,10 +118,10 @@ impl World {
             failures: Failures::new(faults),
             terms,
             clock: Clock::default(),
-            writers: Writers::default(),
+            writers: WriterHistory::default(),
             stamps: Stamps::default(),
             dirty_check: DirtyCheck::default(),
-            control: ControlPlane::default(),
+            control: SimulatedControlPlane::default(),
             cuts: 0,
             ancestors: Vec::new(),
             company: None,

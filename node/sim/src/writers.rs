@@ -19,7 +19,7 @@ pub(crate) struct BegunAttach {
 
 /// All writers so far.
 #[derive(Default)]
-pub(crate) struct Writers {
+pub(crate) struct WriterHistory {
     begun: Vec<BegunAttach>,
     /// The nonces of successful attaches, and their hosts.
     successful: Vec<(Nonce, usize)>,
@@ -29,7 +29,7 @@ pub(crate) struct Writers {
     log_was_rolled_back: bool,
 }
 
-impl Writers {
+impl WriterHistory {
     /// Records that an attach began.
     pub(crate) fn begin(&mut self, attach: BegunAttach) {
         self.begun.push(attach);

@@ -10,7 +10,7 @@ use holdfast_format::safeguard::Safeguard;
 use holdfast_types::SectorRange;
 
 use holdfast_sim::bug::{Bug, plant};
-use holdfast_sim::crash::{Scenario, campaign};
+use holdfast_sim::crash::{CrashScenario, campaign};
 use holdfast_sim::drive;
 use holdfast_sim::world::{AttachResult, AttachStep, Faults, World};
 use holdfast_sim::{Fate, Invariant};
@@ -95,7 +95,7 @@ const OUTCOMES: u64 = 8;
 #[test]
 fn every_death_at_every_crash_point_is_survived() {
     for seed in 0..2 {
-        let found = campaign(&Scenario::ALL, seed, OUTCOMES);
+        let found = campaign(&CrashScenario::ALL, seed, OUTCOMES);
         assert_eq!(found.missed(), [], "no scenario reaches these points");
         assert_eq!(found.visited.len(), CrashPoint::ALL.len());
         if let Some((crash, violation)) = found.violations.first() {
@@ -109,9 +109,9 @@ fn every_death_at_every_crash_point_is_survived() {
 #[test]
 fn a_missing_sync_is_detected_at_a_crash_point() {
     for (bug, scenario, invariant) in [
-        (Bug::Missing(Safeguard::SyncSidesBeforeMap), Scenario::Life, Invariant::FlushedSurvives),
-        (Bug::Missing(Safeguard::SyncMapBeforeAnswer), Scenario::Life, Invariant::SyncedIsWhole),
-        (Bug::Missing(Safeguard::SyncEachGroup), Scenario::Groups, Invariant::FlushedSurvives),
+        (Bug::Missing(Safeguard::SyncSidesBeforeMap), CrashScenario::Life, Invariant::FlushedSurvives),
+        (Bug::Missing(Safeguard::SyncMapBeforeAnswer), CrashScenario::Life, Invariant::SyncedIsWhole),
+        (Bug::Missing(Safeguard::SyncEachGroup), CrashScenario::Groups, Invariant::FlushedSurvives),
     ] {
         plant(Some(bug));
         let found = campaign(&[scenario], 0, OUTCOMES);

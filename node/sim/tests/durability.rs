@@ -2,7 +2,7 @@
 
 use holdfast_engine::action::Action;
 use holdfast_engine::event::Op;
-use holdfast_engine::settings::{DirtyLimits, Durability, Settings};
+use holdfast_engine::settings::{DirtyLimits, Durability, RuntimeSettings};
 use holdfast_sim::drive;
 use holdfast_sim::world::{AttachResult, Faults, World};
 use holdfast_types::{SECTOR_BYTES, SectorRange};
@@ -135,7 +135,7 @@ fn a_successor_commits_data_flushed_before_durability_was_object() {
     request(&mut world, Op::Flush, 0, 0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     world.kill(0);
-    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
+    world.configure(0, RuntimeSettings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
     drive::until(&mut world, 0, |world| world.has_commit());
 }
 
@@ -144,9 +144,9 @@ fn a_shorter_age_limit_seals_old_data_at_once() {
     let mut world = world_with_a_write();
     world.tick(0, 5000);
     assert!(!world.status(0).unwrap().seal.in_progress);
-    world.configure(0, Settings { max_age_ms: 6000, durability: Durability::Local });
+    world.configure(0, RuntimeSettings { max_age_ms: 6000, durability: Durability::Local });
     assert!(!world.status(0).unwrap().seal.in_progress, "it is younger than that");
-    world.configure(0, Settings { max_age_ms: 5000, durability: Durability::Local });
+    world.configure(0, RuntimeSettings { max_age_ms: 5000, durability: Durability::Local });
     assert!(world.status(0).unwrap().seal.in_progress);
     assert_eq!(world.status(0).unwrap().settings.max_age_ms, 5000);
     drive::until(&mut world, 0, |world| world.has_commit());
@@ -196,7 +196,7 @@ fn a_dirty_mebibyte_is_committed_soon_on_request() {
 #[test]
 fn a_killed_daemon_continues_with_the_newest_settings() {
     let mut world = world_with_a_write();
-    let settings = Settings { max_age_ms: 9000, durability: Durability::Object };
+    let settings = RuntimeSettings { max_age_ms: 9000, durability: Durability::Object };
     world.configure(0, settings);
     world.kill(0);
     drive::until(&mut world, 0, |world| world.status(0).is_some());
@@ -214,7 +214,7 @@ fn a_seal_in_upload_outlives_a_change_of_durability() {
     request(&mut world, Op::Flush, 0, 0);
     drive::until(&mut world, 0, creates_record);
     assert_eq!(world.status(0).unwrap().parked, 1);
-    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Local });
+    world.configure(0, RuntimeSettings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Local });
     assert_eq!(world.status(0).unwrap().parked, 0, "it was answered");
     drive::until(&mut world, 0, |world| world.status(0).unwrap().dirty_bytes == 0);
     assert!(world.has_commit());
@@ -228,6 +228,6 @@ fn earlier_flushed_data_is_committed_once_durability_is_object() {
     request(&mut world, Op::Flush, 0, 0);
     drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
     assert!(!world.has_commit());
-    world.configure(0, Settings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
+    world.configure(0, RuntimeSettings { max_age_ms: LIMITS.max_age_ms, durability: Durability::Object });
     drive::until(&mut world, 0, |world| world.has_commit());
 }

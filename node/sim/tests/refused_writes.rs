@@ -2,13 +2,13 @@
 //! visits.
 
 use holdfast_sim::bug::{Bug, Mutation, plant};
-use holdfast_sim::crash::{Scenario, refuse_each};
+use holdfast_sim::crash::{CrashScenario, refuse_each};
 use holdfast_sim::strike::WriteStep;
 
 /// No acknowledged byte is lost, a full disk delays no commit, and nothing stays blocked afterwards.
 #[test]
 fn every_write_fails_once_and_permanently() {
-    let found = refuse_each(&Scenario::ALL, 0);
+    let found = refuse_each(&CrashScenario::ALL, 0);
     println!(r#"{{"full_disk_steps":{},"full_disk_stuck":{}}}"#, found.total, found.stuck.len());
     for step in WriteStep::ALL {
         assert!(found.writes.contains_key(&step), "no scenario has {step:?}");
@@ -24,7 +24,7 @@ fn every_write_fails_once_and_permanently() {
 #[test]
 fn a_record_that_needs_space_is_detected() {
     plant(Some(Bug::Mutation(Mutation::RecordNeedsRoom)));
-    let found = refuse_each(&[Scenario::Doubt], 0);
+    let found = refuse_each(&[CrashScenario::Doubt], 0);
     plant(None);
     assert!(!found.stuck.is_empty() && found.lost.is_empty(), "{:?}", found.lost.first());
 }

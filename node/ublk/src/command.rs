@@ -16,7 +16,7 @@ use io_uring::{IoUring, cqueue, opcode, types};
 use libublk::sys;
 
 use crate::ControlError;
-use crate::control_thread::{Subject, run_within};
+use crate::control_thread::{CommandSubject, run_within};
 use crate::device_spec::Params;
 use crate::features::CONTROL_PATH;
 
@@ -64,13 +64,13 @@ impl Payload for u64 {}
 /// command, if the kernel waits interruptibly.
 pub(crate) fn send(command: ControlCommand, limit: Duration) -> Result<(), ControlError> {
     let work = move || with_channel(|channel| channel.send(command, 0, Some(limit)));
-    run_within(Subject::Device(command.device), command.name, limit + CANCELLED_WITHIN, work, drop)?
+    run_within(CommandSubject::Device(command.device), command.name, limit + CANCELLED_WITHIN, work, drop)?
 }
 
 /// Sends a command with a payload, waits at most `limit` for its answer and returns the payload as the kernel
 /// changed it. `late` receives an answer that comes after `limit`.
 pub(crate) fn exchange<P: Payload>(
-    subject: Subject,
+    subject: CommandSubject,
     command: ControlCommand,
     payload: P,
     limit: Duration,

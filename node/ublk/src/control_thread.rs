@@ -30,7 +30,7 @@ const IDLE_FOR: Duration = Duration::from_secs(10);
 
 /// The subject of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Subject {
+pub(crate) enum CommandSubject {
     /// An existing device.
     Device(u32),
     /// A device's description, which the kernel returns without waiting for other commands.
@@ -41,7 +41,7 @@ pub(crate) enum Subject {
     New(u64),
 }
 
-impl Subject {
+impl CommandSubject {
     /// Returns the number of its device; `u32::MAX` before the kernel has assigned one.
     const fn id(self) -> u32 {
         match self {
@@ -52,11 +52,11 @@ impl Subject {
 }
 
 /// Work for a thread. The job calls its argument once the thread can take the next job.
-type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
+type ControlJob = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
 struct IdleThread {
     number: u64,
-    jobs: Sender<Job>,
+    jobs: Sender<ControlJob>,
 }
 
 struct Threads {
@@ -70,7 +70,7 @@ struct Threads {
 #[derive(Clone, Copy)]
 struct Late {
     number: u64,
-    subject: Subject,
+    subject: CommandSubject,
     name: &'static str,
     sent: Instant,
 }
@@ -79,9 +79,10 @@ impl Threads {
     const NONE: Self = Self { started: 0, idle: Vec::new(), late: Vec::new() };
 
     /// Returns the late command that blocks the command called `name` about `subject`.
-    fn blocker_of(&self, subject: Subject, name: &str) -> Option<Late> {
-        let is_new = |late: &&Late| matches!(late.subject, Subject::New(_));
-        if matches!(subject, Subject::New(_)) && self.late.iter().filter(is_new).count() >= MAX_LATE_ADDITIONS
+    fn blocker_of(&self, subject: CommandSubject, name: &str) -> Option<Late> {
+        let is_new = |late: &&Late| matches!(late.subject, CommandSubject::New(_));
+        if matches!(subject, CommandSubject::New(_))
+            && self.late.iter().filter(is_new).count() >= MAX_LATE_ADDITIONS
         {
             return self.late.iter().find(is_new).copied();
         }
@@ -109,7 +110,7 @@ enum CallOutcome<T> {
 /// [`ControlError::NotEnded`] after `limit`, and at once while an earlier command about the subject is late;
 /// [`ControlError::Channel`] if no thread can be started.
 pub(crate) fn run_within<T: Send + 'static>(
-    subject: Subject,
+    subject: CommandSubject,
     name: &'static str,
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -120,7 +121,7 @@ pub(crate) fn run_within<T: Send + 'static>(
 
 fn run_on<T: Send + 'static>(
     threads: &'static Mutex<Threads>,
-    subject: Subject,
+    subject: CommandSubject,
     name: &'static str,
     limit: Duration,
     work: impl FnOnce() -> T + Send + 'static,
@@ -173,7 +174,7 @@ fn not_ended(late: &Late) -> ControlError {
 }
 
 /// Gives a job to an idle thread, or to a new one.
-fn give(threads: &'static Mutex<Threads>, mut job: Job) -> io::Result<()> {
+fn give(threads: &'static Mutex<Threads>, mut job: ControlJob) -> io::Result<()> {
     loop {
         let idle = threads.lock().idle.pop();
         let Some(idle) = idle else { break };
@@ -250,7 +251,7 @@ mod tests {
     fn a_command_that_does_not_end_is_named_and_not_sent_twice() {
         let (end, ends) = mpsc::channel::<()>();
         let (late, was_late) = mpsc::channel();
-        let subject = Subject::Device(70_000);
+        let subject = CommandSubject::Device(70_000);
         let stuck = move || ends.recv().is_err();
         let error = run_within(subject, "GET_PARAMS", AT_ONCE, stuck, move |done| late.send(done).unwrap())
             .unwrap_err();
@@ -265,7 +266,7 @@ mod tests {
         // The next command is not sent, but one about another device is.
         let again = run_within(subject, "STOP_DEV", SOON, || panic!("it is sent"), |()| {}).unwrap_err();
         assert!(matches!(again, ControlError::NotEnded { command: "GET_PARAMS", .. }), "{again}");
-        assert_eq!(run_within(Subject::Device(70_001), "STOP_DEV", SOON, || 7, |_| {}).unwrap(), 7);
+        assert_eq!(run_within(CommandSubject::Device(70_001), "STOP_DEV", SOON, || 7, |_| {}).unwrap(), 7);
 
         drop(end);
         assert!(was_late.recv_timeout(SOON).unwrap(), "what ends late is cleared up");
@@ -281,7 +282,7 @@ mod tests {
     fn commands_in_turn_use_one_thread() {
         static THREADS: Mutex<Threads> = Mutex::new(Threads::NONE);
         for _ in 0..1000 {
-            run_on(&THREADS, Subject::Device(1), "GET_PARAMS", SOON, || (), |()| {}).unwrap();
+            run_on(&THREADS, CommandSubject::Device(1), "GET_PARAMS", SOON, || (), |()| {}).unwrap();
         }
         assert_eq!(THREADS.lock().started, 1);
     }
@@ -293,15 +294,15 @@ mod tests {
             .map(|tag| {
                 let (end, ends) = mpsc::channel::<()>();
                 let stuck = move || ends.recv().is_err();
-                run_within(Subject::New(tag), "ADD_DEV", AT_ONCE, stuck, |_| {}).unwrap_err();
+                run_within(CommandSubject::New(tag), "ADD_DEV", AT_ONCE, stuck, |_| {}).unwrap_err();
                 end
             })
             .collect();
-        let refused = run_within(Subject::New(99), "ADD_DEV", SOON, || panic!("it is sent"), |()| {});
+        let refused = run_within(CommandSubject::New(99), "ADD_DEV", SOON, || panic!("it is sent"), |()| {});
         assert!(matches!(refused, Err(ControlError::NotEnded { command: "ADD_DEV", .. })));
         drop(ends);
         let begun = Instant::now();
-        while run_within(Subject::New(99), "ADD_DEV", SOON, || (), |()| {}).is_err() {
+        while run_within(CommandSubject::New(99), "ADD_DEV", SOON, || (), |()| {}).is_err() {
             assert!(begun.elapsed() < SOON, "devices are added again");
         }
     }
@@ -309,7 +310,7 @@ mod tests {
     #[test]
     fn a_device_is_stopped_although_its_start_has_not_ended() {
         let (end, ends) = mpsc::channel::<()>();
-        let subject = Subject::Device(70_002);
+        let subject = CommandSubject::Device(70_002);
         run_within(subject, "START_DEV", AT_ONCE, move || ends.recv().is_err(), |_| {}).unwrap_err();
         run_within(subject, "GET_PARAMS", SOON, || panic!("it is sent"), |()| {}).unwrap_err();
         assert_eq!(run_within(subject, "STOP_DEV", SOON, || 3, |_| {}).unwrap(), 3);
@@ -322,7 +323,7 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         let number = file.as_raw_fd();
         let open = run_within(
-            Subject::Device(70_003),
+            CommandSubject::Device(70_003),
             "GET_PARAMS",
             SOON,
             move || std::fs::read_link(format!("/proc/thread-self/fd/{number}")).is_ok(),

@@ -26,7 +26,7 @@ use holdfast_ring::KernelErrno;
 use libublk::sys;
 
 use crate::command::{self, ControlCommand};
-use crate::control_thread::{Subject, run_within};
+use crate::control_thread::{CommandSubject, run_within};
 use crate::features::has_batches;
 use crate::lost_device::{LOST_AFTER, looks_lost};
 use crate::{
@@ -120,7 +120,7 @@ impl Device {
             let _deleted = added.map(|added| new(added).delete());
         };
         let add = command("ADD_DEV", sys::UBLK_U_CMD_ADD_DEV, requested_id);
-        let added = command::exchange(Subject::New(tag), add, request, ANSWER_WITHIN, unwanted);
+        let added = command::exchange(CommandSubject::New(tag), add, request, ANSWER_WITHIN, unwanted);
         let device = added.map(new).map_err(|error| match (spec.id, &error) {
             (Some(id), ControlError::Command { source: KernelErrno::EEXIST, .. }) => {
                 ControlError::IdTaken { id }
@@ -132,7 +132,7 @@ impl Device {
         let unwanted = move |_set| {
             let _deleted = device.delete();
         };
-        let subject = Subject::Device(device.id);
+        let subject = CommandSubject::Device(device.id);
         if let Err(error) = command::exchange(subject, set, spec.params(), ANSWER_WITHIN, unwanted) {
             if !matches!(error, ControlError::NotEnded { .. }) {
                 // If the deletion fails, the next start finds the device by its tag.
@@ -474,7 +474,7 @@ impl Device {
     pub fn tune(&self) -> Result<(), ControlError> {
         let queue = PathBuf::from(format!("/sys/block/ublkb{}/queue", self.id));
         run_within(
-            Subject::Attributes(self.id),
+            CommandSubject::Attributes(self.id),
             "a write to queue",
             ANSWER_WITHIN,
             move || tune(&queue),
@@ -492,7 +492,7 @@ impl Device {
         let command =
             ControlCommand { name: "GET_DEV_INFO", code: sys::UBLK_U_CMD_GET_DEV_INFO, device: id, data: 0 };
         let room = sys::ublksrv_ctrl_dev_info::default();
-        let answer = command::exchange(Subject::Description(id), command, room, ANSWER_WITHIN, drop);
+        let answer = command::exchange(CommandSubject::Description(id), command, room, ANSWER_WITHIN, drop);
         let info = answer.map_err(|error| {
             if matches!(error, ControlError::Command { source: KernelErrno::EINVAL, .. }) {
                 return ControlError::NotOurs { id, found: 0 };
@@ -523,7 +523,7 @@ impl Device {
         let command =
             ControlCommand { name: "GET_PARAMS", code: sys::UBLK_U_CMD_GET_PARAMS, device: id, data: 0 };
         let room = sys::ublk_params { len: size_of::<sys::ublk_params>() as u32, ..Default::default() };
-        let params = command::exchange(Subject::Device(id), command, room, ANSWER_WITHIN, drop)
+        let params = command::exchange(CommandSubject::Device(id), command, room, ANSWER_WITHIN, drop)
             .map_err(|error| not_found(id, error))?;
         Ok(params.basic.dev_sectors / KERNEL_SECTORS_PER_SECTOR)
     }

@@ -25,7 +25,7 @@ pub enum ControlError {
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// A device with this id already exists.
-    #[error("{} already exists", Subject(*.id))]
+    #[error("{} already exists", DeviceSubject(*.id))]
     IdTaken {
         /// The requested id.
         id: u32,
@@ -40,13 +40,13 @@ pub enum ControlError {
         devices: u32,
     },
     /// No device has this id.
-    #[error("{} does not exist", Subject(*.id))]
+    #[error("{} does not exist", DeviceSubject(*.id))]
     NotFound {
         /// The requested id.
         id: u32,
     },
     /// The device with this id belongs to another program or another volume.
-    #[error("{} is a different device: its tag is {found:#018x}", Subject(*.id))]
+    #[error("{} is a different device: its tag is {found:#018x}", DeviceSubject(*.id))]
     NotOurs {
         /// The requested id.
         id: u32,
@@ -56,7 +56,7 @@ pub enum ControlError {
     /// The device was added by a program that uses another protocol with the kernel.
     #[error(
         "{} was added with {foreign}, which this version does not support; start the version that added it",
-        Subject(*.id)
+        DeviceSubject(*.id)
     )]
     Foreign {
         /// The device.
@@ -65,7 +65,7 @@ pub enum ControlError {
         foreign: ForeignFeatures,
     },
     /// The device is larger than the caller expects.
-    #[error("{} has {found} sectors, more than {expected}", Subject(*.id))]
+    #[error("{} has {found} sectors, more than {expected}", DeviceSubject(*.id))]
     Resized {
         /// The device.
         id: u32,
@@ -75,7 +75,7 @@ pub enum ControlError {
         expected: u64,
     },
     /// The device is mounted, below another device, or opened by a program.
-    #[error("{} is in use by {holders}", Subject(*.id))]
+    #[error("{} is in use by {holders}", DeviceSubject(*.id))]
     InUse {
         /// The device.
         id: u32,
@@ -83,7 +83,7 @@ pub enum ControlError {
         holders: Holders,
     },
     /// A command did not end in time and was cancelled.
-    #[error("{}: {command} did not end within {waited_ms} ms", Subject(*.id))]
+    #[error("{}: {command} did not end within {waited_ms} ms", DeviceSubject(*.id))]
     TimedOut {
         /// The device.
         id: u32,
@@ -96,7 +96,7 @@ pub enum ControlError {
     #[error(
         "{}: {command} has not ended for {seconds} s; the ublk driver of kernel {kernel} may be stuck (its log says more). \
          The other volumes of this node are served; if this does not end by itself, restart this host",
-        Subject(*.id)
+        DeviceSubject(*.id)
     )]
     NotEnded {
         /// The device; `u32::MAX` before the kernel has chosen an id.
@@ -109,7 +109,7 @@ pub enum ControlError {
         kernel: String,
     },
     /// The kernel refused a command.
-    #[error("{}: {command} failed", Subject(*.id))]
+    #[error("{}: {command} failed", DeviceSubject(*.id))]
     Command {
         /// The device; `u32::MAX` before the kernel has chosen an id.
         id: u32,
@@ -131,7 +131,7 @@ pub enum ControlError {
         command: &'static str,
     },
     /// Another process did not release the device for recovery in time.
-    #[error("{} is {state} and still held by another process after {waited_ms} ms", Subject(*.id))]
+    #[error("{} is {state} and still held by another process after {waited_ms} ms", DeviceSubject(*.id))]
     StillHeld {
         /// The device.
         id: u32,
@@ -168,9 +168,9 @@ pub enum ControlError {
 }
 
 /// A device in a message.
-struct Subject(u32);
+struct DeviceSubject(u32);
 
-impl std::fmt::Display for Subject {
+impl std::fmt::Display for DeviceSubject {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             u32::MAX => f.write_str("a new ublk device"),

@@ -2,7 +2,7 @@
 
 use libublk::sys;
 
-use crate::{Crash, KernelRelease};
+use crate::{DriverCrash, KernelRelease};
 
 /// The driver's control device.
 pub const CONTROL_PATH: &str = "/dev/ublk-control";
@@ -84,7 +84,7 @@ pub enum Unsupported {
         /// The running kernel.
         release: KernelRelease,
         /// The fault.
-        crash: Crash,
+        crash: DriverCrash,
     },
     /// The running kernel's release could not be read.
     #[error("the kernel release could not be read")]

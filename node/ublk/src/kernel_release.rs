@@ -89,14 +89,14 @@ const RECOVERS_EACH_QUEUE_SINCE: (u32, u32) = (6, 15);
 
 /// Faults of the ublk driver that crash the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crash {
+pub enum DriverCrash {
     /// Adding a device can crash the host, or the release does not show that it cannot.
     OnAdd,
     /// Recovering a device can crash the host if an earlier daemon died during the recovery (CVE-2024-46735).
     OnRecovery,
 }
 
-impl fmt::Display for Crash {
+impl fmt::Display for DriverCrash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OnAdd => "when a ublk device is added",
@@ -144,16 +144,16 @@ impl KernelRelease {
 
     /// Returns the fault that prevents serving devices on this kernel.
     #[must_use]
-    pub fn crash(&self) -> Option<Crash> {
+    pub fn crash(&self) -> Option<DriverCrash> {
         let upstream = self.0.split(['-', '+', '~']).next().unwrap_or_default();
         if BROKEN_UPSTREAM.contains(&upstream) || self.may_be_broken_build() {
-            return Some(Crash::OnAdd);
+            return Some(DriverCrash::OnAdd);
         }
-        (self.recovery_crashes() == Some(true)).then_some(Crash::OnRecovery)
+        (self.recovery_crashes() == Some(true)).then_some(DriverCrash::OnRecovery)
     }
 
     /// Returns true if the release, a distribution's build of an affected upstream release, does not show
-    /// whether [`Crash::OnRecovery`] is fixed.
+    /// whether [`DriverCrash::OnRecovery`] is fixed.
     #[must_use]
     pub fn may_crash_on_recovery(&self) -> bool {
         self.recovery_crashes().is_none()
@@ -283,7 +283,7 @@ impl fmt::Display for KernelRelease {
 
 #[cfg(test)]
 mod tests {
-    use super::{Crash, KernelRelease};
+    use super::{DriverCrash, KernelRelease};
 
     #[test]
     fn kernels_before_6_15_recover_all_queues_or_none() {
@@ -333,7 +333,7 @@ mod tests {
             "6.18.0-9-generic",
             "6.18.0-1003-oracle",
         ] {
-            assert_eq!(KernelRelease::new(broken).crash(), Some(Crash::OnAdd), "{broken}");
+            assert_eq!(KernelRelease::new(broken).crash(), Some(DriverCrash::OnAdd), "{broken}");
         }
         for good in [
             "6.18.0",
@@ -373,7 +373,7 @@ mod tests {
     fn kernels_that_crash_in_a_recovery_are_refused() {
         let crashes = |release| {
             let release = KernelRelease::new(release);
-            (release.crash() == Some(Crash::OnRecovery), release.may_crash_on_recovery())
+            (release.crash() == Some(DriverCrash::OnRecovery), release.may_crash_on_recovery())
         };
         for broken in [
             "6.5.0",

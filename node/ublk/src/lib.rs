@@ -45,7 +45,7 @@ pub use fake::{FakeDevice, FakeMemory, FakeRequest};
 pub use features::{CONTROL_PATH, FeatureNames, Features, ForeignFeatures, Transport, Unsupported};
 pub use holders::{Holder, Holders, Process};
 pub use io_flusher::become_io_flusher;
-pub use kernel_release::{Crash, KernelRelease};
+pub use kernel_release::{DriverCrash, KernelRelease};
 pub use lost_device::{flush_device, flush_from_outside};
 pub use queue::{BatchEvent, FetchedTags, Queue, QueueCommand, QueueEvent, QueueSpec, RequestPart};
 pub use request::{DeviceRequest, Operation};

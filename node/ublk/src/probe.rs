@@ -8,7 +8,7 @@ use holdfast_ring::KernelErrno;
 use libublk::sys;
 
 use crate::command::{self, ControlCommand};
-use crate::control_thread::Subject;
+use crate::control_thread::CommandSubject;
 use crate::{CONTROL_PATH, ControlError, Features, KernelRelease, Unsupported};
 
 /// Maximum wait for the driver's answer.
@@ -47,7 +47,8 @@ impl Features {
             device: u32::MAX,
             data: 0,
         };
-        let answer = command::exchange(Subject::Description(u32::MAX), command, 0_u64, ANSWER_WITHIN, drop);
+        let answer =
+            command::exchange(CommandSubject::Description(u32::MAX), command, 0_u64, ANSWER_WITHIN, drop);
         Self::answered(release, answer)
     }
 

@@ -15,7 +15,7 @@ use kube::{Api, Client, Config, ResourceExt};
 const PROXIES: [&str; 2] = ["HTTPS_PROXY", "https_proxy"];
 const DIRECT: [&str; 2] = ["NO_PROXY", "no_proxy"];
 
-pub(crate) struct Cluster {
+pub(crate) struct ClusterClients {
     pub(crate) client: Client,
     /// A client without retries: status 503 means that a pod is unreachable, and its message has the reason.
     pub(crate) once: Client,
@@ -23,13 +23,13 @@ pub(crate) struct Cluster {
 
 /// The objects of one read of the cluster.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ClusterObjects {
     pub(crate) volumes: Vec<Volume>,
     pub(crate) nodes: Vec<StorageNode>,
     pub(crate) stores: Vec<ObjectStore>,
 }
 
-impl Cluster {
+impl ClusterClients {
     pub(crate) async fn connect(context: Option<String>) -> anyhow::Result<Self> {
         let config = if context.is_some() {
             let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
@@ -52,11 +52,11 @@ impl Cluster {
         Ok(Self { client: Client::try_from(config)?, once: Client::try_from(once)? })
     }
 
-    pub(crate) async fn read(&self) -> anyhow::Result<Seen> {
+    pub(crate) async fn read(&self) -> anyhow::Result<ClusterObjects> {
         let (nodes, stores): (Api<StorageNode>, Api<ObjectStore>) =
             (Api::all(self.client.clone()), Api::all(self.client.clone()));
         let all = ListParams::default();
-        Ok(Seen {
+        Ok(ClusterObjects {
             volumes: self.volumes().await?,
             nodes: nodes.list(&all).await.map_err(reason).context("the StorageNodes cannot be listed")?.items,
             stores: stores
@@ -100,7 +100,7 @@ impl Cluster {
     }
 }
 
-impl Seen {
+impl ClusterObjects {
     /// Returns the Volume called `name`, or with a namespace the Volume of the claim of that name.
     pub(crate) fn find(&self, name: &str, namespace: Option<&str>) -> anyhow::Result<&Volume> {
         let Some(namespace) = namespace else {

@@ -6,7 +6,7 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
-use crate::cluster::{Cluster, Seen, claim_of, reason};
+use crate::cluster::{ClusterClients, ClusterObjects, claim_of, reason};
 use crate::problem;
 
 /// Describes the data that will be missing after a force-detach of `volume` from `node`.
@@ -16,7 +16,7 @@ use crate::problem;
 /// it since an earlier loss.
 pub(crate) fn check(
     volume: &Volume,
-    seen: &Seen,
+    seen: &ClusterObjects,
     node: &str,
     although_ready: bool,
 ) -> anyhow::Result<String> {
@@ -124,7 +124,7 @@ fn is_named_by_log(status: &VolumeStatus, node: &str) -> bool {
 }
 
 /// Requests that the operator take `volume` from `node`.
-pub(crate) async fn annotate(cluster: &Cluster, volume: &Volume, node: &str) -> anyhow::Result<()> {
+pub(crate) async fn annotate(cluster: &ClusterClients, volume: &Volume, node: &str) -> anyhow::Result<()> {
     let volumes: Api<Volume> = Api::all(cluster.client.clone());
     // Excludes a Volume of the same name that was created in the meantime.
     let uid = volume.metadata.uid.as_deref();

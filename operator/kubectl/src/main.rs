@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
-use crate::cluster::Cluster;
+use crate::cluster::ClusterClients;
 use crate::top::SortBy;
 
 /// Shows the state of a cluster's volumes, and the reasons for it.
@@ -105,7 +105,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
-    let cluster = Cluster::connect(settings.context).await?;
+    let cluster = ClusterClients::connect(settings.context).await?;
     match settings.command {
         Command::Status => {
             let seen = cluster.read().await?;

@@ -23,7 +23,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::cluster::{Cluster, time_of};
+use crate::cluster::{ClusterClients, time_of};
 use crate::say;
 
 /// Registry path of the images in a release's chart; set by the release build.
@@ -72,7 +72,7 @@ pub(crate) struct Preflight {
 
 /// The Pods of one run.
 #[derive(Debug, Clone)]
-struct Run {
+struct PreflightRun {
     name: String,
     image: String,
     image_pull_secret: Option<String>,
@@ -104,7 +104,7 @@ enum PodEnd {
 ///
 /// # Errors
 /// A node does not exist, or the API server rejects a Pod. All Pods were deleted.
-pub(crate) async fn run(cluster: &Cluster, settings: Preflight) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(cluster: &ClusterClients, settings: Preflight) -> anyhow::Result<ExitCode> {
     let Preflight { nodes, all, image, image_pull_secret, namespace, state_dir, timeout } = settings;
     let client = cluster.client.clone();
     let api: Api<Node> = Api::all(client.clone());
@@ -113,7 +113,7 @@ pub(crate) async fn run(cluster: &Cluster, settings: Preflight) -> anyhow::Resul
     if nodes.is_empty() {
         bail!("the cluster has no Linux node");
     }
-    let run = Run {
+    let run = PreflightRun {
         name: run_name(),
         image: image.unwrap_or_else(|| image_of(REGISTRY)),
         image_pull_secret,
@@ -155,7 +155,7 @@ fn stop_at_signals() -> anyhow::Result<watch::Sender<bool>> {
 /// it starts no further Pod, and waits until the started ones are deleted.
 async fn check_all(
     client: &Client,
-    run: &Run,
+    run: &PreflightRun,
     nodes: Vec<Node>,
     stop: &watch::Sender<bool>,
 ) -> anyhow::Result<usize> {
@@ -189,7 +189,7 @@ async fn check_all(
 /// Checks one node and deletes its Pod.
 async fn check_node(
     client: Client,
-    run: Run,
+    run: PreflightRun,
     node: Node,
     mut stop: watch::Receiver<bool>,
 ) -> anyhow::Result<Checked> {
@@ -329,8 +329,8 @@ fn unready(node: &Node) -> Option<String> {
 
 /// Builds the Pod that checks `node`: privileged, and with the mounts of the chart's DaemonSet. It uses the
 /// chart's default configuration, which equals the daemon's defaults.
-fn pod(node: &str, run: &Run) -> Value {
-    let Run { name, image, image_pull_secret, namespace: _, state_dir, limit } = run;
+fn pod(node: &str, run: &PreflightRun) -> Value {
+    let PreflightRun { name, image, image_pull_secret, namespace: _, state_dir, limit } = run;
     let pull_secrets: Vec<Value> = image_pull_secret.iter().map(|name| json!({ "name": name })).collect();
     let mut labels = json!({ RUN: name });
     for (label, value) in LABELS {
@@ -419,7 +419,7 @@ fn end(pod: &Pod, now: Instant, pull_failed: &OnceLock<Instant>) -> Option<PodEn
 }
 
 /// Explains a rejected Pod. The reason applies to every node.
-fn refused(error: kube::Error, run: &Run) -> anyhow::Error {
+fn refused(error: kube::Error, run: &PreflightRun) -> anyhow::Error {
     let namespace = &run.namespace;
     let answer = if let kube::Error::Api(status) = &error { Some(status) } else { None };
     let (code, message) = answer.map_or((0, ""), |status| (status.code, status.message.as_str()));

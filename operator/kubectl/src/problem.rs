@@ -5,7 +5,7 @@ use holdfast_crds::{
 };
 use kube::ResourceExt;
 
-use crate::cluster::{Seen, claim_of};
+use crate::cluster::{ClusterObjects, claim_of};
 
 const STORE_UNREPORTED: &str =
     "has no condition Ready. The operator has not probed it: check the pods of the operator";
@@ -32,7 +32,7 @@ pub(crate) enum StatusFault<'a> {
 }
 
 /// Returns all problems; object stores and nodes come first, because volumes depend on them.
-pub(crate) fn all(seen: &Seen) -> Vec<Problem<'_>> {
+pub(crate) fn all(seen: &ClusterObjects) -> Vec<Problem<'_>> {
     let mut problems = Vec::new();
     for store in &seen.stores {
         let conditions = store.status.as_ref().map(|status| &*status.conditions).unwrap_or_default();

@@ -17,7 +17,7 @@ use kube::api::AttachParams;
 use kube::{Api, ResourceExt};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::cluster::{Cluster, reason};
+use crate::cluster::{ClusterClients, reason};
 
 /// Labels that the chart gives the operator's pods.
 const PODS: &str = "app.kubernetes.io/name=holdfast,app.kubernetes.io/component=operator";
@@ -31,7 +31,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 
 /// Runs the command with these options in a pod of the operator, and forwards its output and exit code.
 pub(crate) async fn restore(
-    cluster: &Cluster,
+    cluster: &ClusterClients,
     store: &str,
     options: &[&str],
     namespace: Option<&str>,

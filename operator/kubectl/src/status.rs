@@ -5,11 +5,11 @@ use std::fmt::Write;
 
 use holdfast_crds::{ByteSize, Condition, READY, is_true};
 
-use crate::cluster::Seen;
+use crate::cluster::ClusterObjects;
 use crate::problem::{self, Problem, StatusFault};
 
 /// Returns the output of the command.
-pub(crate) fn status(seen: &Seen) -> String {
+pub(crate) fn status(seen: &ClusterObjects) -> String {
     let phases = seen.volumes.iter().map(|volume| {
         let phase = volume.status.as_ref().and_then(|status| status.phase);
         phase.map_or_else(|| "without a phase".to_owned(), |phase| format!("{phase:?}"))
@@ -50,7 +50,7 @@ pub(crate) fn status(seen: &Seen) -> String {
 
 /// Describes the nodes' memory for memory volumes and disk space for spilled pages; empty if no node serves
 /// memory volumes.
-fn memory(seen: &Seen) -> String {
+fn memory(seen: &ClusterObjects) -> String {
     let of_nodes = || seen.nodes.iter().filter_map(|node| node.status.as_ref()?.memory.as_ref());
     let memory = of_nodes().map(|memory| [memory.used_bytes, memory.promised_bytes, memory.limit_bytes]);
     let spill = of_nodes().filter_map(|memory| memory.spill.as_ref());
@@ -174,7 +174,7 @@ mod tests {
             "apiVersion": "storage.holdfast.dev/v1alpha1", "kind": "ObjectStore", "metadata": {"name": "main"},
             "spec": {"bucket": "volumes", "credentials": {"environment": {}}}}));
         let store: ObjectStore = store.unwrap();
-        let mut seen = Seen { stores: vec![store], ..seen() };
+        let mut seen = ClusterObjects { stores: vec![store], ..seen() };
         seen.volumes[1].status = None;
         seen.nodes[0].status.as_mut().unwrap().conditions.clear();
         let text = status(&seen);
@@ -190,6 +190,6 @@ mod tests {
 
     #[test]
     fn of_a_new_cluster_nothing_is_wrong() {
-        assert!(status(&Seen::default()).ends_with("Nothing is wrong.\n"));
+        assert!(status(&ClusterObjects::default()).ends_with("Nothing is wrong.\n"));
     }
 }

@@ -15,9 +15,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::Request;
 use kube::{Client, Resource, ResourceExt};
 
-use crate::cluster::{Cluster, claim_of, reason};
+use crate::cluster::{ClusterClients, claim_of, reason};
 use crate::problem;
-use figures::{Reading, Row};
+use figures::{Reading, VolumeRow};
 use table::table;
 
 mod figures;
@@ -37,7 +37,7 @@ const AT_ONCE: usize = 32;
 
 /// Returns the output of the command, and true if it is complete.
 pub(crate) async fn top(
-    cluster: &Cluster,
+    cluster: &ClusterClients,
     names: &[String],
     sort_by: SortBy,
     pause: Duration,
@@ -53,7 +53,7 @@ pub(crate) async fn top(
     tokio::time::sleep(pause).await;
     let after = read(&cluster.once, &daemons, |at| before[at].is_ok()).await;
     let answers =
-        daemons.into_iter().zip(before.into_iter().zip(after)).map(|(Daemon { node, .. }, reads)| {
+        daemons.into_iter().zip(before.into_iter().zip(after)).map(|(DaemonPod { node, .. }, reads)| {
             let rows = match reads {
                 (Ok(before), Ok(after)) => Ok(after.since(&before, &node)),
                 (Err(why), _) | (_, Err(why)) => Err(why),
@@ -87,7 +87,7 @@ fn node_of(volume: &Volume) -> Option<&String> {
 
 /// A pod of the daemon.
 #[derive(Debug, PartialEq)]
-struct Daemon {
+struct DaemonPod {
     node: String,
     /// Namespace, and name with the port, or the reason why the daemon cannot be queried.
     target: Result<(String, String), String>,
@@ -97,15 +97,15 @@ struct Daemon {
 ///
 /// # Errors
 /// No daemon exists.
-fn daemons(pods: &[Pod]) -> anyhow::Result<Vec<Daemon>> {
-    let daemons: Vec<Daemon> = pods.iter().filter_map(daemon).collect();
+fn daemons(pods: &[Pod]) -> anyhow::Result<Vec<DaemonPod>> {
+    let daemons: Vec<DaemonPod> = pods.iter().filter_map(daemon).collect();
     if daemons.is_empty() {
         return Err(anyhow!("no pod of a node daemon was found: none has the labels {PODS} and a node"));
     }
     Ok(daemons)
 }
 
-fn daemon(pod: &Pod) -> Option<Daemon> {
+fn daemon(pod: &Pod) -> Option<DaemonPod> {
     let (spec, status) = (pod.spec.as_ref()?, pod.status.clone().unwrap_or_default());
     let phase = status.phase.unwrap_or_default();
     // Ended pods, for example evicted ones, remain as objects.
@@ -123,16 +123,16 @@ fn daemon(pod: &Pod) -> Option<Daemon> {
         }
         Some(port) => Ok((namespace, format!("{name}:{port}"))),
     };
-    Some(Daemon { node, target })
+    Some(DaemonPod { node, target })
 }
 
 /// Reads the metrics of the selected `daemons` in parallel.
 async fn read(
     client: &Client,
-    daemons: &[Daemon],
+    daemons: &[DaemonPod],
     is_chosen: impl Fn(usize) -> bool,
 ) -> Vec<Result<Reading, String>> {
-    let read = |(at, daemon): (usize, &Daemon)| {
+    let read = |(at, daemon): (usize, &DaemonPod)| {
         let target = daemon.target.clone().and_then(|target| {
             if is_chosen(at) { Ok(target) } else { Err("it did not answer the first read".to_owned()) }
         });
@@ -161,7 +161,7 @@ async fn read_one(client: &Client, namespace: &str, pod: &str) -> Result<Reading
 fn outcome(
     wanted: &[&Volume],
     is_named: bool,
-    answers: Vec<(String, Result<Vec<Row>, String>)>,
+    answers: Vec<(String, Result<Vec<VolumeRow>, String>)>,
     sort_by: SortBy,
 ) -> (String, bool) {
     let mut rows = Vec::new();
@@ -185,7 +185,7 @@ fn outcome(
     let mut notes = Vec::new();
     if is_named {
         let id = |volume: &Volume| volume.status.as_ref().and_then(|status| status.volume_id.clone());
-        let is_of = |row: &Row, volume: &Volume| id(volume).as_ref() == Some(&row.id);
+        let is_of = |row: &VolumeRow, volume: &Volume| id(volume).as_ref() == Some(&row.id);
         rows.retain(|row| wanted.iter().any(|volume| is_of(row, volume)));
         for volume in wanted.iter().filter(|volume| !rows.iter().any(|row| is_of(row, volume))) {
             notes.push(match node_of(volume) {

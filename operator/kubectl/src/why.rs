@@ -9,11 +9,11 @@ use holdfast_crds::{
 use k8s_openapi::api::core::v1::Event;
 use kube::ResourceExt;
 
-use crate::cluster::{Seen, time_of};
+use crate::cluster::{ClusterObjects, time_of};
 use crate::problem;
 
 /// Returns the output of the command.
-pub(crate) fn why(volume: &Volume, seen: &Seen, events: &[Event]) -> String {
+pub(crate) fn why(volume: &Volume, seen: &ClusterObjects, events: &[Event]) -> String {
     let mut text = format!("{}\n", problem::title(volume));
     let nothing = VolumeStatus::default();
     let status = volume.status.as_ref().unwrap_or(&nothing);
@@ -128,7 +128,7 @@ fn fate(volume: &Volume) -> &'static str {
 type Dependency<'a> = (&'static str, String, Option<&'a [Condition]>);
 
 /// Returns the nodes and the object store that `volume` depends on, with their conditions.
-fn dependencies<'a>(volume: &Volume, status: &VolumeStatus, seen: &'a Seen) -> Vec<Dependency<'a>> {
+fn dependencies<'a>(volume: &Volume, status: &VolumeStatus, seen: &'a ClusterObjects) -> Vec<Dependency<'a>> {
     let named = [volume.spec.desired_node(), status.assigned_node.as_deref(), status.node.as_deref()];
     let mut nodes: Vec<&str> = named.into_iter().flatten().filter(|node| !node.is_empty()).collect();
     nodes.sort_unstable();
@@ -158,7 +158,7 @@ pub(crate) mod tests {
     }
 
     /// A volume served by a silent node, one without a requested node, and a node without a keeper.
-    pub(crate) fn seen() -> Seen {
+    pub(crate) fn seen() -> ClusterObjects {
         let object = |kind: &str, name: &str, spec: Value, status: Value| {
             json!({"apiVersion": "storage.holdfast.dev/v1alpha1", "kind": kind, "spec": spec,
                    "status": status, "metadata": {"name": name}})
@@ -189,7 +189,7 @@ pub(crate) mod tests {
         let old = condition("KernelTeardownFixed", "False", "OldKernel", "an old kernel");
         let well = json!([condition("Ready", "True", "Ready", ""), unkept, old]);
         let nodes = [node("a", well), node("b", json!([silent]))];
-        Seen {
+        ClusterObjects {
             volumes: [served, idle].map(|it| serde_json::from_value(it).unwrap()).into(),
             nodes: nodes.map(|it| serde_json::from_value(it).unwrap()).into(),
             stores: Vec::new(),

@@ -65,7 +65,7 @@ impl SweepState {
 }
 
 /// The sweeps of this instance.
-struct Sweeps<'a, C> {
+struct PeriodicSweeps<'a, C> {
     cluster: &'a C,
     metrics: Arc<Metrics>,
     led_since: Instant,
@@ -79,7 +79,7 @@ struct Sweeps<'a, C> {
 pub(crate) async fn run(cluster: impl SweptCluster, metrics: Arc<Metrics>) {
     let cluster = &cluster;
     let (led_since, known, random) = (Instant::now(), HashMap::new(), fastrand::f64 as fn() -> f64);
-    let mut sweeps = Sweeps { cluster, metrics: metrics.clone(), led_since, known, random };
+    let mut sweeps = PeriodicSweeps { cluster, metrics: metrics.clone(), led_since, known, random };
     let sweeping = async {
         loop {
             if !sweeps.sweep_next().await {
@@ -97,7 +97,7 @@ pub(crate) async fn run(cluster: impl SweptCluster, metrics: Arc<Metrics>) {
     tokio::join!(sweeping, looking);
 }
 
-impl<C: SweptCluster> Sweeps<'_, C> {
+impl<C: SweptCluster> PeriodicSweeps<'_, C> {
     /// Sweeps the ObjectStore that has been due longest. Returns false if none is due.
     async fn sweep_next(&mut self) -> bool {
         let stores = match self.cluster.object_stores().await {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_crds::ObjectStore;
 use holdfast_log::LogFailure;
-use holdfast_log::trash::{Emptied, Terms, Trashed, empty, read_trash, replaced, take_back};
+use holdfast_log::trash::{Emptied, TrashTerms, Trashed, empty, read_trash, replaced, take_back};
 use holdfast_objects::ObjectStore as Bucket;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
@@ -135,7 +135,7 @@ async fn end(
     there: &Trashed,
     here: Option<&VolumeHere>,
     store: &str,
-    terms: &Terms,
+    terms: &TrashTerms,
 ) -> Result<Emptied, LogFailure> {
     match here {
         _ if there.is_ending => empty(bucket, there, terms).await,

@@ -4,7 +4,7 @@ use holdfast_cluster::api::{ApiError, call};
 use holdfast_crds::{
     ByteSize, OPERATOR_FIELD_MANAGER, VOLUME_FINALIZER, Volume, VolumeSnapshot, VolumeStatus,
 };
-use holdfast_log::trash::{Terms, bar, discard, take_back};
+use holdfast_log::trash::{TrashTerms, bar, discard, take_back};
 use holdfast_log::{Creation, LogFailure};
 use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{Epoch, Nonce, SECTOR_BYTES, SnapshotName, SnapshotUid, VolumeId};
@@ -100,7 +100,7 @@ impl VolumeApplier<'_> {
     async fn remove_objects(
         &self,
         if_own: bool,
-        keep: Option<&Terms>,
+        keep: Option<&TrashTerms>,
         cut_off: Option<Epoch>,
     ) -> Result<(), VolumeFailure> {
         let store = self.connections.open(self.client.clone(), self.store_name()).await?;
@@ -212,7 +212,7 @@ impl VolumeApplier<'_> {
 async fn keep_in_trash(
     store: &dyn ObjectStore,
     volume: &Volume,
-    terms: &Terms,
+    terms: &TrashTerms,
     cut_off: Option<Epoch>,
 ) -> Result<bool, LogFailure> {
     let is_kept = discard(store, &volume_id(volume), stay(volume), terms, cut_off).await?;
@@ -405,8 +405,8 @@ mod tests {
         assert!(matches!(again, Err(LogFailure::WasDeleted(_))), "{again:?}");
     }
 
-    fn terms() -> Terms {
-        Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
+    fn terms() -> TrashTerms {
+        TrashTerms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
     }
 
     /// Returns the number of stays in the trash.

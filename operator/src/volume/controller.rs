@@ -10,7 +10,7 @@ use holdfast_crds::{
     ObjectStore, PROVISIONED, READERS_OF, READY, StorageNode, TRACEPARENT, Time, Volume, VolumeSnapshot,
     is_true,
 };
-use holdfast_log::trash::Terms;
+use holdfast_log::trash::TrashTerms;
 use holdfast_service::{chain, trace};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
@@ -25,7 +25,7 @@ use super::claim;
 use super::facts::{ClusterFacts, StoreFact, WriterInLog};
 use super::failover::loss;
 use super::failure::VolumeFailure;
-use super::faults::Faults;
+use super::faults::FalseConditions;
 use super::found_in_store::FoundInStore;
 use super::identity::{ClusterIdentity, rival_of};
 use super::in_use;
@@ -73,7 +73,7 @@ struct VolumeReconciliations {
     cluster: ClusterIdentity,
     volumes: Store<Volume>,
     last_writes: LastWrites,
-    faults: Faults,
+    faults: FalseConditions,
 }
 
 /// Runs until `stop` ends; completes reconciliations in progress.
@@ -96,7 +96,7 @@ pub(crate) async fn run(
         cluster: ClusterIdentity::default(),
         volumes,
         last_writes: LastWrites::default(),
-        faults: Faults::default(),
+        faults: FalseConditions::default(),
     });
     let work = controller
         .watches(Api::<ObjectStore>::all(client.clone()), watcher::Config::default(), move |store| {
@@ -331,7 +331,7 @@ async fn observe(
 
 /// Returns the store's retention terms for the deleted volume; `None` if it is not kept. A reader is a fork
 /// of retained data, and has no data of its own.
-fn terms(volume: &Volume, store: &ObjectStore) -> Option<Terms> {
+fn terms(volume: &Volume, store: &ObjectStore) -> Option<TrashTerms> {
     let is_reader = volume.labels().contains_key(READERS_OF);
     Some(trash_terms(store)).filter(|terms| !terms.keep.is_zero() && !is_reader)
 }

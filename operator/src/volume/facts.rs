@@ -7,7 +7,7 @@ use holdfast_crds::{
 };
 use holdfast_format::manifest::Manifest;
 use holdfast_log::LogFailure;
-use holdfast_log::trash::Terms;
+use holdfast_log::trash::TrashTerms;
 use holdfast_objects::ObjectStore;
 use holdfast_types::VolumeId;
 use kube::ResourceExt;
@@ -47,7 +47,7 @@ pub(crate) struct ClusterFacts {
     /// The object store that the volume names.
     pub(crate) store: StoreFact,
     /// The store's retention terms for deleted volumes; `None` if it keeps none.
-    pub(crate) trash: Option<Terms>,
+    pub(crate) trash: Option<TrashTerms>,
     /// True if a StorageNode describes the node that should serve the volume, or that node already serves it.
     pub(crate) node_known: bool,
 }

@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 
 /// Conditions that are False, by the uid of their Volume.
 #[derive(Debug, Default)]
-pub(crate) struct Faults(Mutex<HashMap<String, Vec<Condition>>>);
+pub(crate) struct FalseConditions(Mutex<HashMap<String, Vec<Condition>>>);
 
-impl Faults {
+impl FalseConditions {
     /// Returns the faults of `volume` that began, changed or ended since the last call. If the condition
     /// disappears because no node serves the volume, no end is reported.
     pub(super) fn changes(&self, volume: &Volume) -> Vec<Event> {
@@ -77,7 +77,7 @@ mod tests {
     #[test]
     fn a_fault_has_an_event_when_it_begins_changes_and_ends() {
         use ConditionStatus::{False, True};
-        let faults = Faults::default();
+        let faults = FalseConditions::default();
         let seen = |conditions: &[(&str, ConditionStatus, &str)]| words(faults.changes(&volume(conditions)));
         let fine = (STORE_REACHABLE, True, "Answering");
         assert_eq!(seen(&[]), []);
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_deleted_volume_is_forgotten() {
-        let faults = Faults::default();
+        let faults = FalseConditions::default();
         let mut volume = volume(&[(WRITABLE, ConditionStatus::False, "CacheFull")]);
         assert_eq!(faults.changes(&volume).len(), 1);
         volume.metadata.deletion_timestamp = Some(Time("2026-01-01T00:00:00Z".parse().expect("a time")));
@@ -109,7 +109,7 @@ mod tests {
     /// The operator's conditions have their own events.
     #[test]
     fn a_condition_of_the_operator_is_no_fault_of_the_node() {
-        let faults = Faults::default();
+        let faults = FalseConditions::default();
         let waits = volume(&[("Assigned", ConditionStatus::False, "WaitingForDetach")]);
         assert!(faults.changes(&waits).is_empty());
     }

@@ -56,7 +56,7 @@ pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume
         last_some.retain(|_key, last_some| now.duration_since(*last_some) < NONE_FOR);
         if is_due(written.as_ref(), &counts, now, &last_some) {
             match write(&api, &counts).await {
-                Ok(()) => written = Some(Written { counts, at: now }),
+                Ok(()) => written = Some(WrittenCounts { counts, at: now }),
                 Err(error) => tracing::warn!(error = chain(&error), "number of volumes not written"),
             }
         }
@@ -67,9 +67,9 @@ pub(crate) async fn run(client: Client, namespace: String, volumes: Store<Volume
 /// Nonzero numbers of volumes, by their key in the ConfigMap: [`ATTACHED`], [`VOLUMES`], and one for each
 /// ObjectStore.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Counts(BTreeMap<String, usize>);
+struct VolumeCounts(BTreeMap<String, usize>);
 
-impl Counts {
+impl VolumeCounts {
     fn get(&self, key: &str) -> usize {
         self.0.get(key).copied().unwrap_or(0)
     }
@@ -81,15 +81,15 @@ impl Counts {
 
 /// The last written numbers.
 #[derive(Clone, Debug)]
-struct Written {
-    counts: Counts,
+struct WrittenCounts {
+    counts: VolumeCounts,
     at: Instant,
 }
 
 /// Returns true if a write is due. `last_some` has the numbers that were nonzero within [`NONE_FOR`].
 fn is_due(
-    written: Option<&Written>,
-    counts: &Counts,
+    written: Option<&WrittenCounts>,
+    counts: &VolumeCounts,
     now: Instant,
     last_some: &BTreeMap<String, Instant>,
 ) -> bool {
@@ -105,7 +105,7 @@ fn is_due(
     has_changed || since >= REPAIR_EVERY
 }
 
-async fn write(api: &Api<ConfigMap>, counts: &Counts) -> Result<(), ApiError> {
+async fn write(api: &Api<ConfigMap>, counts: &VolumeCounts) -> Result<(), ApiError> {
     let mut data: BTreeMap<&str, String> = [ATTACHED, VOLUMES].map(|key| (key, "0".to_owned())).into();
     data.extend(counts.0.iter().map(|(key, number)| (key.as_str(), number.to_string())));
     let patch = json!({
@@ -118,8 +118,8 @@ async fn write(api: &Api<ConfigMap>, counts: &Counts) -> Result<(), ApiError> {
     call(api.patch(IN_USE, &params, &Patch::Apply(patch))).await.map(drop)
 }
 
-fn count<'a>(volumes: impl Iterator<Item = &'a Volume>) -> Counts {
-    let mut counts = Counts::default();
+fn count<'a>(volumes: impl Iterator<Item = &'a Volume>) -> VolumeCounts {
+    let mut counts = VolumeCounts::default();
     for volume in volumes {
         counts.add(VOLUMES.to_owned());
         let node = volume.status.as_ref().and_then(|status| status.node.as_deref());
@@ -142,7 +142,7 @@ mod tests {
     fn only_the_first_volume_is_counted_at_once() {
         let start = Instant::now();
         let after = |seconds| start + Duration::from_secs(seconds);
-        let none = Counts::default();
+        let none = VolumeCounts::default();
         assert!(is_due(None, &none, start, &BTreeMap::new()), "the numbers of an earlier process may differ");
         for (name, before, number, now, was_there_lately, expected) in [
             ("the first volume", 0, 1, 2, true, true),
@@ -157,9 +157,9 @@ mod tests {
                 let counts = |number: usize| {
                     let others = Some(("others".to_owned(), 9));
                     let counted = (number > 0).then(|| (key.to_owned(), number));
-                    Counts(counted.into_iter().chain(others).collect())
+                    VolumeCounts(counted.into_iter().chain(others).collect())
                 };
-                let written = Written { counts: counts(before), at: start };
+                let written = WrittenCounts { counts: counts(before), at: start };
                 let lately = was_there_lately.then(|| (key.to_owned(), start)).into_iter().collect();
                 let due = is_due(Some(&written), &counts(number), after(now), &lately);
                 assert_eq!(due, expected, "{name}, {key}");
@@ -172,8 +172,8 @@ mod tests {
     #[test]
     fn unchanged_numbers_are_written_again() {
         let start = Instant::now();
-        for counts in [Counts::default(), Counts([(VOLUMES.to_owned(), 3)].into())] {
-            let written = Written { counts: counts.clone(), at: start };
+        for counts in [VolumeCounts::default(), VolumeCounts([(VOLUMES.to_owned(), 3)].into())] {
+            let written = WrittenCounts { counts: counts.clone(), at: start };
             let is_due = |seconds| {
                 is_due(Some(&written), &counts, start + Duration::from_secs(seconds), &BTreeMap::new())
             };
@@ -197,6 +197,6 @@ mod tests {
         ];
         let counts = count(volumes.iter());
         let expected = [("attached", 2), ("objectstore.cold", 1), ("objectstore.main", 2), ("volumes", 4)];
-        assert_eq!(counts, Counts(expected.map(|(key, number)| (key.to_owned(), number)).into()));
+        assert_eq!(counts, VolumeCounts(expected.map(|(key, number)| (key.to_owned(), number)).into()));
     }
 }

@@ -17,7 +17,7 @@ use holdfast_crds::{
     is_true,
 };
 
-use holdfast_log::trash::Terms;
+use holdfast_log::trash::TrashTerms;
 
 use super::adoption::{history, still_attached};
 use super::facts::{ClusterFacts, StoreFact};
@@ -69,7 +69,7 @@ pub(crate) enum OperatorStep {
         /// True if the objects may belong to another Volume or cluster: then they are kept.
         if_own: bool,
         /// The ObjectStore's retention terms for the volume; `None` if it is not kept.
-        keep: Option<Terms>,
+        keep: Option<TrashTerms>,
         /// Epoch of the writer that was declared lost and need not detach first.
         cut_off: Option<u64>,
     },

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 
-use super::{Bench, Cost, figure};
+use super::{Cost, IndexBench, figure};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "origin";
@@ -14,7 +14,7 @@ const SNAPSHOTS: u32 = 32 * 32 - 4;
 /// Snapshots per script.
 const SCRIPT: u32 = 102;
 
-pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
+pub(super) fn measure(bench: &mut IndexBench) -> Result<Vec<Figure>> {
     let mut figures = one_of_each(bench)?;
     figures.extend(deep_forks(bench)?);
     figures.push(many_snapshots(bench)?);
@@ -25,11 +25,11 @@ fn puts(cost: &Cost) -> f64 {
     cost.of("PutObject")
 }
 
-fn snapshot(bench: &Bench, volume: &str) -> Result<String> {
+fn snapshot(bench: &IndexBench, volume: &str) -> Result<String> {
     Ok(bench.node.cli(&["snapshot", "create", volume, "--store", "store"])?.trim().to_owned())
 }
 
-fn write_sector(bench: &Bench, device: &str, sector: u32) -> Result<()> {
+fn write_sector(bench: &IndexBench, device: &str, sector: u32) -> Result<()> {
     let at = (128 << 8) + sector;
     let script =
         format!("dd if=/dev/urandom of={device} bs=4k count=1 seek={at} oflag=direct conv=fsync status=none");
@@ -37,7 +37,7 @@ fn write_sector(bench: &Bench, device: &str, sector: u32) -> Result<()> {
 }
 
 /// Counts the requests of one snapshot and of one fork.
-fn one_of_each(bench: &Bench) -> Result<Vec<Figure>> {
+fn one_of_each(bench: &IndexBench) -> Result<Vec<Figure>> {
     bench.create(VOLUME, "512Mi")?;
     let device = bench.attach(VOLUME, &[])?;
     write_sector(bench, &device, 1)?;
@@ -67,7 +67,7 @@ fn one_of_each(bench: &Bench) -> Result<Vec<Figure>> {
 }
 
 /// Compares a chain of forks, each with one written sector, to a single volume with the same writes.
-fn deep_forks(bench: &mut Bench) -> Result<Vec<Figure>> {
+fn deep_forks(bench: &mut IndexBench) -> Result<Vec<Figure>> {
     bench.create("alone", "512Mi")?;
     // Each synced write is one commit, so this volume makes as many segments as the forks below.
     let alone = bench.attach("alone", &["--durability", "object"])?;
@@ -97,7 +97,7 @@ fn deep_forks(bench: &mut Bench) -> Result<Vec<Figure>> {
 }
 
 /// Compares attaches of a volume with 2 snapshots and with more than a thousand.
-fn many_snapshots(bench: &mut Bench) -> Result<Figure> {
+fn many_snapshots(bench: &mut IndexBench) -> Result<Figure> {
     let mut attaches = Vec::new();
     for more in [0, SNAPSHOTS] {
         if more > 0 {

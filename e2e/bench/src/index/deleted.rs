@@ -5,7 +5,7 @@
 //! removed volume keeps its first record, tombstone, truncation markers and markers of forgotten snapshots.
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Server;
 use holdfast_lab::wait::until;
@@ -83,7 +83,7 @@ pub(super) fn measure(world: &World) -> Result<Vec<Figure>> {
 }
 
 /// Creates the volumes, most with their own writes.
-fn fill(world: &World, node: &Node) -> Result<()> {
+fn fill(world: &World, node: &NodeDaemon) -> Result<()> {
     report::step("a volume with snapshots, forks of them, a fork of a fork, and a clone");
     apply(world, &volume(ORIGIN, "store", "64Mi"))?;
     world.wait_for("volumes", "jsonpath={.status.phase}=Ready")?;
@@ -114,7 +114,7 @@ fn take(world: &World, name: &str, volume: &str) -> Result<()> {
 }
 
 /// Writes noise, partly over earlier data.
-fn write(node: &Node, device: &str, nth: u32) -> Result<()> {
+fn write(node: &NodeDaemon, device: &str, nth: u32) -> Result<()> {
     let seek = nth * WRITTEN_MIB / 2;
     let dd = format!(
         "dd if=/dev/urandom of={device} bs=1M count={WRITTEN_MIB} seek={seek} oflag=direct conv=fsync"
@@ -125,7 +125,7 @@ fn write(node: &Node, device: &str, nth: u32) -> Result<()> {
 /// Sweeps until a sweep finds nothing to delete: the machine's clock may be behind the server's.
 fn sweep(world: &World, s3: &S3Server) -> Result<()> {
     report::step("sweep");
-    let node = Node::start(world.vm("a")?, &Control::standalone(s3, BUCKET), "auto", DATA)?;
+    let node = NodeDaemon::start(world.vm("a")?, &ControlInterface::standalone(s3, BUCKET), "auto", DATA)?;
     until("a sweep that finds nothing", SETTLE_LIMIT, || {
         let said = node.cli_with_retries(&["gc", "--store", "store", "--grace", "0s", "--json"])?;
         let said: Value = serde_json::from_str(&said).with_context(|| said.clone())?;

@@ -4,7 +4,7 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use super::{BUCKET, Bench, MIB, figure};
+use super::{BUCKET, IndexBench, MIB, figure};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "overwritten";
@@ -15,7 +15,7 @@ const SECTORS: u32 = SIZE_MIB << 8;
 /// Average number of overwrites of the whole volume.
 const TIMES: u32 = 10;
 
-pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
+pub(super) fn measure(bench: &IndexBench) -> Result<Vec<Figure>> {
     bench.create(VOLUME, &format!("{SIZE_MIB}Mi"))?;
     let device = bench.attach(VOLUME, &[])?;
     let live = f64::from(SIZE_MIB) * MIB;
@@ -65,7 +65,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
 }
 
 /// Returns the size of all objects of the volume in bytes.
-fn stored_bytes(bench: &Bench) -> Result<f64> {
+fn stored_bytes(bench: &IndexBench) -> Result<f64> {
     let mut bytes = 0;
     for key in bench.s3.keys(BUCKET, &format!("volumes/{VOLUME}/"))? {
         let path = bench.s3.object_path(BUCKET, &key);

@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::{Control, NamedStore, Node};
+use holdfast_lab::node::{ControlInterface, NamedStore, NodeDaemon};
 use holdfast_lab::report;
 use holdfast_lab::s3::{ACCESS_KEY, S3Server, SECRET_KEY};
 use holdfast_lab::vm::Vm;
@@ -30,7 +30,7 @@ const WAITING_MIB: u32 = 24;
 const ROUNDS: u32 = 5;
 
 /// A store and its volumes, as names and devices.
-struct Store<'a> {
+struct StoreVolumes<'a> {
     name: &'static str,
     s3: &'a S3Server,
     volumes: Vec<(String, String)>,
@@ -44,9 +44,10 @@ pub(super) fn measure(world: &World) -> Result<Vec<Figure>> {
         s3.create_bucket(BUCKET)?;
         configured.push(NamedStore::of(name, s3, BUCKET));
     }
-    let node = Node::start(world.vm("stores")?, &Control::Stores(configured), "zero-copy", DATA)?;
-    let healthy = Store::with_volumes("healthy", &healthy, &node)?;
-    let failing = Store::with_volumes("failing", &failing, &node)?;
+    let node =
+        NodeDaemon::start(world.vm("stores")?, &ControlInterface::Stores(configured), "zero-copy", DATA)?;
+    let healthy = StoreVolumes::with_volumes("healthy", &healthy, &node)?;
+    let failing = StoreVolumes::with_volumes("failing", &failing, &node)?;
 
     report::step("one store is frozen: it accepts connections and does not answer");
     failing.s3.pause()?;
@@ -79,9 +80,13 @@ pub(super) fn measure(world: &World) -> Result<Vec<Figure>> {
 
 /// Returns the longest time from a write to its commit in a volume of `healthy`, while all volumes of
 /// `failing` have data that their store does not accept.
-fn longest_commit(node: &Node, healthy: &Store<'_>, failing: &Store<'_>) -> Result<Duration> {
+fn longest_commit(
+    node: &NodeDaemon,
+    healthy: &StoreVolumes<'_>,
+    failing: &StoreVolumes<'_>,
+) -> Result<Duration> {
     for (_, device) in &failing.volumes {
-        Store::write(node.vm(), device, &format!("bs=1M count={WAITING_MIB}"))?;
+        StoreVolumes::write(node.vm(), device, &format!("bs=1M count={WAITING_MIB}"))?;
     }
     let mut longest = Duration::ZERO;
     for _ in 0..ROUNDS {
@@ -96,9 +101,9 @@ fn longest_commit(node: &Node, healthy: &Store<'_>, failing: &Store<'_>) -> Resu
     Ok(longest)
 }
 
-impl<'a> Store<'a> {
+impl<'a> StoreVolumes<'a> {
     /// Creates and attaches the volumes.
-    fn with_volumes(name: &'static str, s3: &'a S3Server, node: &Node) -> Result<Self> {
+    fn with_volumes(name: &'static str, s3: &'a S3Server, node: &NodeDaemon) -> Result<Self> {
         let mut volumes = Vec::new();
         for number in 1..=VOLUMES {
             let volume = format!("{name}-{number}");
@@ -117,7 +122,7 @@ impl<'a> Store<'a> {
     }
 
     /// Writes to each volume. Returns the longest time to a commit.
-    fn commit(&self, node: &Node) -> Result<Duration> {
+    fn commit(&self, node: &NodeDaemon) -> Result<Duration> {
         let mut written = Vec::new();
         for (volume, device) in &self.volumes {
             written.push((volume, self.newest_record(volume)?, SystemTime::now()));
@@ -144,7 +149,7 @@ impl<'a> Store<'a> {
         self.s3.keys(BUCKET, &format!("volumes/{volume}/log/"))?.pop().context("a log has a record")
     }
 
-    fn wait_committed(&self, node: &Node) -> Result<()> {
+    fn wait_committed(&self, node: &NodeDaemon) -> Result<()> {
         for (volume, _) in &self.volumes {
             until("everything to be committed", SETTLE_LIMIT, || {
                 let dirty = node.metric("holdfast_volume_dirty_bytes", volume)?;

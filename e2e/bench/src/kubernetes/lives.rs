@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::control_plane::audit::ApiRequest;
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, Use, expect_granted};
-use holdfast_lab::csi_node::{Claim, CsiNode};
-use holdfast_lab::node::Node;
+use holdfast_lab::csi::{Csi, LIMIT, RequestedVolume, Use, expect_granted};
+use holdfast_lab::csi_node::{CsiNode, PublishedVolume};
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::report;
 use holdfast_lab::s3::S3Request;
 use holdfast_lab::wait::until;
@@ -48,7 +48,7 @@ struct Bill {
     objects: usize,
 }
 
-pub(super) fn measure(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode) -> Result<Vec<Figure>> {
+pub(super) fn measure(world: &World, csi: &Csi, daemon: &NodeDaemon, node: &CsiNode) -> Result<Vec<Figure>> {
     report::step("a claim's life, which does not count");
     live(world, csi, daemon, node, "pvc-first")?;
     settle(world)?;
@@ -66,7 +66,7 @@ pub(super) fn measure(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode) -
 }
 
 /// Runs one life from its creation to its end.
-fn live(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode, name: &str) -> Result<Bill> {
+fn live(world: &World, csi: &Csi, daemon: &NodeDaemon, node: &CsiNode, name: &str) -> Result<Bill> {
     let s3 = world.s3()?;
     let ext4 = Use::mounted("ext4");
     let mut bill = Bill::default();
@@ -79,11 +79,13 @@ fn live(world: &World, csi: &Csi, daemon: &Node, node: &CsiNode, name: &str) -> 
         Ok(requests.into_iter().filter(|request| is_of(request, id)).collect())
     };
 
-    let created =
-        expect_granted("create", csi.create(&NewVolume::new(name, GIB, "store").with_use(&ext4), LIMIT)?)?;
+    let created = expect_granted(
+        "create",
+        csi.create(&RequestedVolume::new(name, GIB, "store").with_use(&ext4), LIMIT)?,
+    )?;
     id.clone_from(&created.volume_context.get("volumeID").cloned());
     bill.create = asked(&id)?;
-    let claim = Claim { volume: name.to_owned(), context: publish(csi, name, "a")?, usage: ext4 };
+    let claim = PublishedVolume { volume: name.to_owned(), context: publish(csi, name, "a")?, usage: ext4 };
     bill.attach = asked(&id)?;
 
     expect_granted("stage", node.stage(&claim, LIMIT)?)?;

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use holdfast_lab::control_plane::audit::{ApiRequest, unix_us};
-use holdfast_lab::node::{Node, PROGRAM};
+use holdfast_lab::node::{NodeDaemon, PROGRAM};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::provisioning::apply;
@@ -18,7 +18,7 @@ const MOST_ATTACHED: f64 = 5.0;
 const NOW: &str = "date -u +%FT%T.%6NZ";
 
 /// Loses node `a`, and lets node `b`, whose clock counts instructions, take over its volume.
-pub(super) fn measure(world: &World, a: &Node, b: &Node) -> Result<Vec<Figure>> {
+pub(super) fn measure(world: &World, a: &NodeDaemon, b: &NodeDaemon) -> Result<Vec<Figure>> {
     // No kubelet runs, so the benchmark creates the Nodes.
     for node in [a, b] {
         let name = node.vm().name();

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use holdfast_lab::control_plane::audit::ApiRequest;
-use holdfast_lab::csi::{Csi, LIMIT, NewVolume, expect_granted};
+use holdfast_lab::csi::{Csi, LIMIT, RequestedVolume, expect_granted};
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::provisioning::apply;
@@ -33,7 +33,7 @@ pub(super) fn measure(world: &World, csi: &Csi) -> Result<Vec<Figure>> {
     for name in &names {
         let began = Instant::now();
         // Manual, because no daemon renews a Lease for the node.
-        let new = NewVolume::new(name, GIB, "store").parameter("failoverPolicy", "Manual");
+        let new = RequestedVolume::new(name, GIB, "store").parameter("failoverPolicy", "Manual");
         expect_granted("create", csi.create(&new, LIMIT)?)?;
         provisioned.push(began.elapsed().as_secs_f64() * 1e3);
     }

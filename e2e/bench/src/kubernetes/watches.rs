@@ -1,7 +1,7 @@
 //! Additional events of Volumes caused by another node.
 
 use anyhow::Result;
-use holdfast_lab::node::Node;
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::report;
 use holdfast_lab::world::World;
 use holdfast_scenarios::node_loss::{CHANGES, events_of_changes};
@@ -17,7 +17,7 @@ const WATCHED: &str = "watched";
 const ROUNDS: usize = 3;
 
 /// Counts the events per change of a Volume of node a, while it is the only node.
-pub(super) fn of_one_node(world: &World, a: &Node) -> Result<f64> {
+pub(super) fn of_one_node(world: &World, a: &NodeDaemon) -> Result<f64> {
     apply(world, &volume(WATCHED, "store", "16Mi"))?;
     world.wait_for(&format!("volume/{WATCHED}"), "jsonpath={.status.phase}=Ready")?;
     serve(world, a, WATCHED)?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use holdfast_lab::node::PROGRAM;
 use holdfast_lab::vm::bash;
 
-use crate::daemon::{Bench, DEVICE_LIMIT};
+use crate::daemon::{DEVICE_LIMIT, DaemonBench};
 use crate::{Bar, Figure, median};
 
 /// Number of volumes attached at the same time.
@@ -17,7 +17,7 @@ const ATTACHES: u32 = 5;
 const MAX_RATIO: f64 = 2.0;
 
 /// Attaches the first volume, then all others, then the last one. All volumes must be detached before.
-pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
+pub(super) fn measure(bench: &DaemonBench) -> Result<Vec<Figure>> {
     let named = |kind: &str, count: u32| -> Vec<String> {
         (1..=count).map(|number| format!("{kind}-{number}")).collect()
     };
@@ -55,7 +55,7 @@ pub(super) fn measure(bench: &Bench) -> Result<Vec<Figure>> {
 }
 
 /// Runs the daemon's command line once per volume, in one script: a round trip to the machine is slow.
-fn each(bench: &Bench, volumes: &[String], order: &str) -> Result<()> {
+fn each(bench: &DaemonBench, volumes: &[String], order: &str) -> Result<()> {
     let volumes = volumes.join(" ");
     bench.vm.exec(&format!("for volume in {volumes}; do holdfast-node {order} > /dev/null; done")).map(drop)
 }
@@ -64,7 +64,7 @@ fn each(bench: &Bench, volumes: &[String], order: &str) -> Result<()> {
 /// microseconds of the machine's time from the daemon's log, without the time of its requests to the store.
 /// The volumes are new: the daemon reads their logs with one request at a time, so the sum of the request
 /// times is the time spent waiting.
-fn attach_in_turn(bench: &Bench, volumes: &[String]) -> Result<f64> {
+fn attach_in_turn(bench: &DaemonBench, volumes: &[String]) -> Result<f64> {
     let mut attached: Option<&str> = None;
     for volume in volumes {
         if let Some(before) = attached.replace(volume) {
@@ -91,7 +91,7 @@ fn fields(line: &str) -> BTreeMap<&str, &str> {
     line.split_whitespace().filter_map(|word| word.split_once('=')).collect()
 }
 
-fn ring_threads(bench: &Bench) -> Result<u32> {
+fn ring_threads(bench: &DaemonBench) -> Result<u32> {
     let script = "cat /proc/[0-9]*/task/*/comm | grep -c '^ring-'";
     let done = bench.vm.run(&bash(script), DEVICE_LIMIT)?;
     done.stdout.trim().parse().with_context(|| format!("count ring threads: {done:?}"))

@@ -8,8 +8,8 @@ use holdfast_lab::s3::S3Request;
 use holdfast_lab::wait::until;
 
 use super::HELD_BACK;
-use crate::daemon::{BUCKET, Bench, COMMIT_LIMIT};
-use crate::fio::{self, Job};
+use crate::daemon::{BUCKET, COMMIT_LIMIT, DaemonBench};
+use crate::fio::{self, FioJob};
 use crate::{Bar, Figure};
 
 const VOLUME: &str = "cold";
@@ -33,7 +33,7 @@ const MAX_LISTS: usize = 2;
 const MAX_RECORDS: usize = 64;
 
 /// Creates, fills, attaches, writes and flushes one volume. Leaves the daemon with delayed uploads.
-pub(super) fn measure(bench: &mut Bench) -> Result<Vec<Figure>> {
+pub(super) fn measure(bench: &mut DaemonBench) -> Result<Vec<Figure>> {
     bench.create("store-in-use", "64Mi")?;
     let ((), created) = asked(bench, || bench.create(VOLUME, "512Mi"))?;
     fill(bench)?;
@@ -74,7 +74,7 @@ impl Figure {
 }
 
 /// Runs `work`. Returns its result and the requests that the server answered meanwhile.
-fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S3Request>)> {
+fn asked<T>(bench: &DaemonBench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S3Request>)> {
     let before = bench.s3.requests()?.len();
     let result = work()?;
     let mut requests = bench.s3.requests()?;
@@ -83,7 +83,7 @@ fn asked<T>(bench: &Bench, work: impl FnOnce() -> Result<T>) -> Result<(T, Vec<S
 
 /// Writes the volume's blocks, then zeros after them until its log has a checkpoint and records after it, and
 /// detaches it.
-fn fill(bench: &Bench) -> Result<()> {
+fn fill(bench: &DaemonBench) -> Result<()> {
     let device = bench.attach(VOLUME, &[])?;
     let first = WRITTEN_AT >> 20;
     bench.vm.exec(&format!(
@@ -111,24 +111,24 @@ fn fill(bench: &Bench) -> Result<()> {
 
 /// Writes sectors into blocks that are not on the node. The daemon must read nothing for them, neither from
 /// S3 nor from the disk.
-fn write_cold(bench: &Bench, device: &str) -> Result<()> {
-    let reads = |bench: &Bench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
+fn write_cold(bench: &DaemonBench, device: &str) -> Result<()> {
+    let reads = |bench: &DaemonBench| bench.node.metric("holdfast_volume_read_requests_total", VOLUME);
     let before = reads(bench)?;
     let region = WRITTEN_AT..WRITTEN_AT + (NOISE_MIB << 20);
-    fio::run(&bench.vm, &Job { region, ..Job::of(&[device], "randwrite", WRITES) })?;
+    fio::run(&bench.vm, &FioJob { region, ..FioJob::of(&[device], "randwrite", WRITES) })?;
     let after = reads(bench)?;
     ensure!(before.is_some() && before == after, "{before:?} reads before the writes, {after:?} after them");
     Ok(())
 }
 
 /// Uploads scattered blocks and returns the requests.
-fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
+fn flush_scattered(bench: &DaemonBench) -> Result<Vec<S3Request>> {
     let device = bench.attach(VOLUME, &["--max-dirty-age", "1s"])?;
     let_merges_end(bench)?;
     let seq = bench.committed_seq(VOLUME)?;
     let ((), flushed) = asked(bench, || {
         let region = WRITTEN_AT..WRITTEN_AT + u64::from(SCATTERED) * BLOCK_BYTES;
-        fio::run(&bench.vm, &Job { region, ..Job::of(&[&device], "write:124k", SCATTERED) })?;
+        fio::run(&bench.vm, &FioJob { region, ..FioJob::of(&[&device], "write:124k", SCATTERED) })?;
         bench.wait_committed_after(VOLUME, seq)
     })?;
     // The device's own counter shows that the upload contains only those writes.
@@ -142,7 +142,7 @@ fn flush_scattered(bench: &Bench) -> Result<Vec<S3Request>> {
 }
 
 /// Waits until the merges of index runs triggered by earlier commits are stored. The next commit names them.
-fn let_merges_end(bench: &Bench) -> Result<()> {
+fn let_merges_end(bench: &DaemonBench) -> Result<()> {
     let runs = format!("volumes/{VOLUME}/runs/");
     let requests = || -> Result<usize> {
         Ok(bench.s3.requests()?.iter().filter(|request| request.key.contains(&runs)).count())

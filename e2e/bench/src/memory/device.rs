@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use holdfast_lab::node::{Node, SIGTERM};
+use holdfast_lab::node::{NodeDaemon, SIGTERM};
 use holdfast_lab::vm::{Vm, bash};
 use serde_json::Value;
 
@@ -75,7 +75,7 @@ pub(super) struct RunningDevice {
 
 impl MemoryDevice {
     /// Creates a device of this kind.
-    pub(super) fn serve(self, node: &Node, bytes: u64) -> Result<RunningDevice> {
+    pub(super) fn serve(self, node: &NodeDaemon, bytes: u64) -> Result<RunningDevice> {
         let vm = node.vm();
         let mut process = None;
         let device = match self {
@@ -123,7 +123,7 @@ impl MemoryDevice {
 
 impl RunningDevice {
     /// Returns the memory of the contents, without a table of pages; `None` if the kind does not report it.
-    pub(super) fn memory_bytes(&self, node: &Node) -> Result<Option<u64>> {
+    pub(super) fn memory_bytes(&self, node: &NodeDaemon) -> Result<Option<u64>> {
         match self.kind {
             MemoryDevice::Brd => Ok(None),
             MemoryDevice::Trueno(_) => {
@@ -146,7 +146,7 @@ impl RunningDevice {
     }
 
     /// Removes the device.
-    pub(super) fn remove(self, node: &Node) -> Result<()> {
+    pub(super) fn remove(self, node: &NodeDaemon) -> Result<()> {
         let vm = node.vm();
         match self.kind {
             MemoryDevice::Brd => Ok(()),

@@ -2,9 +2,9 @@
 //! daemon at its limit.
 
 use anyhow::{Context, Result};
-use holdfast_lab::node::{Control, Node};
+use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
-use holdfast_lab::vm::machine::Options;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::world::World;
 use holdfast_scenarios::memory_volumes;
 
@@ -60,9 +60,9 @@ fn spill_vs_disk(world: &World) -> Result<Vec<Figure>> {
     world.share(&world.programs()?.join("examples/load"), "bin/load")?;
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let vm = world.vm_with("bench", Options::benchmark)?;
+    let vm = world.vm_with("bench", MachineOptions::benchmark)?;
     vm.exec(&make(Corpus::Random))?;
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", SPILL_DATA)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "auto", SPILL_DATA)?;
     let (vm, corpus) = (node.vm(), Corpus::Random.path());
     let size = CORPUS_BYTES.to_string();
     let attach = ["attach", "spilled", "--memory", &size, "--memory-limit", LIMIT, "--memory-spill", &size];
@@ -94,7 +94,7 @@ fn spill_vs_disk(world: &World) -> Result<Vec<Figure>> {
 fn oom_kills(world: &World) -> Result<Figure> {
     let s3 = world.s3()?;
     let vm = world.vm("confined")?;
-    let node = Node::start(vm, &Control::standalone(&s3, BUCKET), "auto", CONFINED_DATA)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), "auto", CONFINED_DATA)?;
     let vm = node.vm();
     vm.exec(&format!(
         "mount -t cgroup2 none /sys/fs/cgroup; echo +memory > /sys/fs/cgroup/cgroup.subtree_control; mkdir {CGROUP}; \

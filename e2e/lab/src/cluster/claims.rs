@@ -15,7 +15,7 @@ use super::{controllers, install_snapshot_kinds};
 use crate::command::output;
 use crate::csi::CsiService;
 use crate::operator::NAMESPACE;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::report;
 use crate::sidecars::{self, SNAPSHOT_KINDS, Sidecar};
 use crate::world::World;
@@ -24,7 +24,7 @@ use crate::world::World;
 #[derive(Debug)]
 pub struct ClaimControllers {
     // Dropped before the driver that they call.
-    _processes: Vec<Process>,
+    _processes: Vec<LoggedProcess>,
     _driver: CsiService,
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::control_plane::ControlPlane;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::setup::Toolbox;
 use crate::setup::go::SNAPSHOT_PROGRAMS;
 use crate::vm::machine::free_port;
@@ -23,7 +23,7 @@ const MANAGER: &str = "kube-controller-manager";
 /// The controller manager and the scheduler, running.
 #[derive(Debug)]
 pub struct Controllers {
-    _processes: [Process; 2],
+    _processes: [LoggedProcess; 2],
 }
 
 impl Controllers {
@@ -42,7 +42,7 @@ pub(super) fn start_manager(
     toolbox: &Toolbox,
     control_plane: &ControlPlane,
     flags: &[&str],
-) -> Result<Process> {
+) -> Result<LoggedProcess> {
     let dir = control_plane.dir();
     let authority = format!("--root-ca-file={}", dir.join("ca.crt").display());
     let key = format!("--service-account-private-key-file={}", dir.join("service-accounts.key").display());
@@ -51,7 +51,12 @@ pub(super) fn start_manager(
 }
 
 /// Starts the component `name` with additional arguments, and waits until it listens.
-fn start(toolbox: &Toolbox, control_plane: &ControlPlane, name: &str, more: &[&str]) -> Result<Process> {
+fn start(
+    toolbox: &Toolbox,
+    control_plane: &ControlPlane,
+    name: &str,
+    more: &[&str],
+) -> Result<LoggedProcess> {
     let dir = control_plane.dir();
     let config = dir.join(format!("{name}.kubeconfig"));
     // No role is bound to a group of that name, only to the user.
@@ -67,7 +72,7 @@ fn start(toolbox: &Toolbox, control_plane: &ControlPlane, name: &str, more: &[&s
         .args(["--bind-address=127.0.0.1", "--leader-elect=false", "--profiling=false"])
         .arg(format!("--secure-port={port}"))
         .args(more);
-    let mut process = Process::spawn(name, &command, &dir.join(format!("{name}.log")))?;
+    let mut process = LoggedProcess::spawn(name, &command, &dir.join(format!("{name}.log")))?;
     until(&format!("{name} to listen"), START_LIMIT, || {
         process.check_running()?;
         Ok(TcpStream::connect(("127.0.0.1", port)).ok())
@@ -76,12 +81,12 @@ fn start(toolbox: &Toolbox, control_plane: &ControlPlane, name: &str, more: &[&s
 }
 
 /// Starts the controller of snapshots and group snapshots, as an administrator. Their CRDs must exist.
-pub(super) fn start_snapshots(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<Process> {
+pub(super) fn start_snapshots(toolbox: &Toolbox, control_plane: &ControlPlane) -> Result<LoggedProcess> {
     let [_, name] = SNAPSHOT_PROGRAMS;
     let mut command = Command::new(toolbox.sidecar(name)?);
     command
         .arg(format!("--kubeconfig={}", control_plane.admin_kubeconfig().display()))
         // Disabled by default before 8.7.
         .arg("--feature-gates=CSIVolumeGroupSnapshot=true");
-    Process::spawn(name, &command, &control_plane.dir().join(format!("{name}.log")))
+    LoggedProcess::spawn(name, &command, &control_plane.dir().join(format!("{name}.log")))
 }

@@ -91,7 +91,7 @@ struct AuditEntry {
     verb: String,
     user: User,
     #[serde(default)]
-    object_ref: Object,
+    object_ref: AuditedObject,
     #[serde(default)]
     response_status: ResponseStatus,
     request_received_timestamp: String,
@@ -104,7 +104,7 @@ struct User {
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Object {
+struct AuditedObject {
     #[serde(default)]
     resource: String,
     #[serde(default)]
@@ -122,7 +122,7 @@ struct ResponseStatus {
 fn parse(line: &str) -> Result<ApiRequest> {
     let AuditEntry { verb, user, object_ref, response_status, request_received_timestamp, stage_timestamp } =
         serde_json::from_str(line)?;
-    let Object { resource, subresource, name } = object_ref;
+    let AuditedObject { resource, subresource, name } = object_ref;
     let account = user.username.rsplit(':').next().unwrap_or_default().to_owned();
     Ok(ApiRequest {
         account,

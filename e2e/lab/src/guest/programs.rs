@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, kill_process_group, wait};
 
-use crate::wire::{Exit, Program, log_of};
+use crate::wire::{Exit, GuestProgram, log_of};
 
 /// Search path of programs.
 pub(super) const PATH: &str = "/holdfast/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -66,7 +66,7 @@ impl Programs {
     }
 
     /// Starts a program in a separate process group, with its output in pipes.
-    pub(super) fn start(&self, program: &Program) -> Result<Child> {
+    pub(super) fn start(&self, program: &GuestProgram) -> Result<Child> {
         let mut command = command(program)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut state = self.lock();
@@ -74,7 +74,7 @@ impl Programs {
     }
 
     /// Starts a program that keeps running, under a name.
-    pub(super) fn spawn(&self, name: &str, program: &Program) -> Result<i32> {
+    pub(super) fn spawn(&self, name: &str, program: &GuestProgram) -> Result<i32> {
         let log = log_of(name);
         let out =
             File::options().create(true).append(true).open(&log).with_context(|| format!("open {log}"))?;
@@ -147,7 +147,7 @@ impl Programs {
         &self,
         state: &mut MutexGuard<'_, ProgramsState>,
         command: &mut Command,
-        program: &Program,
+        program: &GuestProgram,
     ) -> Result<Child> {
         let child = command.spawn().with_context(|| format!("start {}", program.argv.join(" ")))?;
         state.exits.remove(&raw_pid(&child));
@@ -171,7 +171,7 @@ pub(super) fn raw_pid(child: &Child) -> i32 {
     i32::try_from(child.id()).expect("a process id fits in i32")
 }
 
-fn command(program: &Program) -> Result<Command> {
+fn command(program: &GuestProgram) -> Result<Command> {
     let (first, arguments) = program.argv.split_first().context("an empty command line")?;
     let mut command = Command::new(resolve(first)?);
     command

@@ -12,73 +12,73 @@ use anyhow::{Context, Result, bail};
 
 use super::programs::{Programs, pump, raw_pid};
 use crate::wait::until;
-use crate::wire::{self, Exit, Kind, Program, Reply, Request};
+use crate::wire::{self, AgentReply, AgentRequest, Exit, FrameKind, GuestProgram};
 
 /// Time for late output after a program's exit: a child left behind may hold the pipe.
 const STRAGGLERS: Duration = Duration::from_secs(2);
 
 pub(super) fn serve(mut connection: TcpStream, programs: &Arc<Programs>) -> Result<()> {
     connection.set_nodelay(true).context("set TCP_NODELAY")?;
-    let request: Request = wire::receive_json(&mut connection)?;
+    let request: AgentRequest = wire::receive_json(&mut connection)?;
     let mut contents = None;
     let reply = answer(request, &mut connection, programs, &mut contents)
-        .unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
+        .unwrap_or_else(|error| AgentReply::Failed(format!("{error:#}")));
     wire::send_json(&mut connection, &reply)?;
     if let Some(contents) = contents {
-        wire::send(&mut connection, Kind::Data, &contents)?;
+        wire::send(&mut connection, FrameKind::Data, &contents)?;
     }
     Ok(())
 }
 
 fn answer(
-    request: Request,
+    request: AgentRequest,
     connection: &mut TcpStream,
     programs: &Arc<Programs>,
     contents: &mut Option<Vec<u8>>,
-) -> Result<Reply> {
+) -> Result<AgentReply> {
     match request {
-        Request::Ping => Ok(Reply::Done),
-        Request::Exec(program) => Ok(Reply::Exit(Some(exec(&program, connection, programs)?))),
-        Request::Spawn { name, program } => Ok(Reply::Started(programs.spawn(&name, &program)?)),
-        Request::Signal { name, signal } => {
+        AgentRequest::Ping => Ok(AgentReply::Done),
+        AgentRequest::Exec(program) => Ok(AgentReply::Exit(Some(exec(&program, connection, programs)?))),
+        AgentRequest::Spawn { name, program } => Ok(AgentReply::Started(programs.spawn(&name, &program)?)),
+        AgentRequest::Signal { name, signal } => {
             programs.signal(&name, signal)?;
-            Ok(Reply::Done)
+            Ok(AgentReply::Done)
         }
-        Request::Wait { name, limit_ms } => {
+        AgentRequest::Wait { name, limit_ms } => {
             let exit = programs.wait_named(&name, Duration::from_millis(limit_ms))?;
-            Ok(Reply::Exit(Some(exit)))
+            Ok(AgentReply::Exit(Some(exit)))
         }
-        Request::Status { name } => Ok(Reply::Exit(programs.status(&name)?)),
-        Request::Put { path, mode } => {
-            let (Kind::Data, bytes) = wire::receive(connection)? else {
+        AgentRequest::Status { name } => Ok(AgentReply::Exit(programs.status(&name)?)),
+        AgentRequest::Put { path, mode } => {
+            let (FrameKind::Data, bytes) = wire::receive(connection)? else {
                 bail!("the file's bytes did not follow");
             };
             put_file(Path::new(&path), mode, &bytes)?;
-            Ok(Reply::Done)
+            Ok(AgentReply::Done)
         }
-        Request::Get { path } => {
+        AgentRequest::Get { path } => {
             *contents = Some(fs::read(&path).with_context(|| format!("read {path}"))?);
-            Ok(Reply::Done)
+            Ok(AgentReply::Done)
         }
-        Request::WaitBlockDevice { path, limit_ms } => {
+        AgentRequest::WaitBlockDevice { path, limit_ms } => {
             let description = format!("{path} to be a block device");
             until(&description, Duration::from_millis(limit_ms), || {
                 let found = fs::metadata(&path);
                 Ok(found.is_ok_and(|found| found.file_type().is_block_device()).then_some(()))
             })?;
-            Ok(Reply::Done)
+            Ok(AgentReply::Done)
         }
-        Request::PowerOff => {
-            wire::send_json(connection, &Reply::Done)?;
+        AgentRequest::PowerOff => {
+            wire::send_json(connection, &AgentReply::Done)?;
             connection.shutdown(Shutdown::Write).context("say goodbye")?;
             super::power_off()?;
-            Ok(Reply::Done)
+            Ok(AgentReply::Done)
         }
-        Request::ShutDown => {
-            wire::send_json(connection, &Reply::Done)?;
+        AgentRequest::ShutDown => {
+            wire::send_json(connection, &AgentReply::Done)?;
             connection.shutdown(Shutdown::Write).context("say goodbye")?;
             super::shut_down::run()?;
-            Ok(Reply::Done)
+            Ok(AgentReply::Done)
         }
     }
 }
@@ -98,7 +98,7 @@ fn put_file(path: &Path, mode: u32, bytes: &[u8]) -> Result<()> {
 }
 
 /// Runs a program and streams its output. Returns once it has exited and its output is read.
-fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> Result<Exit> {
+fn exec(program: &GuestProgram, connection: &TcpStream, programs: &Arc<Programs>) -> Result<Exit> {
     let mut child = programs.start(program)?;
     let pid = raw_pid(&child);
     let (sent, all_sent) = std::sync::mpsc::channel::<()>();
@@ -112,8 +112,8 @@ fn exec(program: &Program, connection: &TcpStream, programs: &Arc<Programs>) -> 
     });
     let out = child.stdout.take().context("standard output is a pipe")?;
     let err = child.stderr.take().context("standard error is a pipe")?;
-    let streams: [(Kind, Box<dyn Read + Send>); 2] =
-        [(Kind::Stdout, Box::new(out)), (Kind::Stderr, Box::new(err))];
+    let streams: [(FrameKind, Box<dyn Read + Send>); 2] =
+        [(FrameKind::Stdout, Box::new(out)), (FrameKind::Stderr, Box::new(err))];
     for (kind, mut stream) in streams {
         let (shared, sent) = (Arc::clone(&shared), sent.clone());
         std::thread::spawn(move || {

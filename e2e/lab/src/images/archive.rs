@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::layer::Layer;
+use super::layer::ImageLayer;
 use super::{Image, VERSION};
 
 /// Compression level of layers: the highest one that takes seconds instead of minutes.
@@ -81,14 +81,14 @@ pub(super) fn write(image: &Image, path: &Path) -> Result<Written> {
         "manifests": [manifest],
     });
 
-    let mut files = Layer::default();
+    let mut files = ImageLayer::default();
     files.file("oci-layout", 0o644, json!({ "imageLayoutVersion": "1.0.0" }).to_string().into_bytes());
     files.file("index.json", 0o644, index.to_string().into_bytes());
     for (hash, bytes) in blobs.0 {
         files.file(&format!("blobs/sha256/{hash}"), 0o644, bytes);
     }
     fs::write(path, files.tar()?).with_context(|| format!("write {}", path.display()))?;
-    let unpacked_bytes = image.layers.iter().map(Layer::size_bytes).sum();
+    let unpacked_bytes = image.layers.iter().map(ImageLayer::size_bytes).sum();
     Ok(Written { digest, unpacked_bytes, fetched_bytes })
 }
 

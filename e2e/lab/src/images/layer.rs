@@ -8,7 +8,7 @@ use tar::{Builder, EntryType, Header};
 /// Files by their path, without a leading slash. They belong to root and have no timestamps, so that equal
 /// files produce equal tars.
 #[derive(Debug, Default)]
-pub struct Layer(BTreeMap<String, LayerEntry>);
+pub struct ImageLayer(BTreeMap<String, LayerEntry>);
 
 #[derive(Debug)]
 enum LayerEntry {
@@ -17,7 +17,7 @@ enum LayerEntry {
     Link { target: String },
 }
 
-impl Layer {
+impl ImageLayer {
     /// Adds a file, and the directories above it.
     pub fn file(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
         self.add(path, LayerEntry::File { mode, bytes });

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::layer::Layer;
+use super::layer::ImageLayer;
 use crate::architecture::Architecture;
 use crate::cache::{Cache, fingerprint};
 use crate::command::output;
@@ -71,7 +71,7 @@ impl Packages {
     ///
     /// # Errors
     /// If the file, or one of its libraries, is missing in the packages.
-    pub fn add(&self, layer: &mut Layer, path: &str) -> Result<()> {
+    pub fn add(&self, layer: &mut ImageLayer, path: &str) -> Result<()> {
         let file = self.tree.join(path);
         let found = file.symlink_metadata().with_context(|| format!("no package has {path}"))?;
         if found.is_symlink() {
@@ -91,7 +91,7 @@ impl Packages {
     ///
     /// # Errors
     /// If one is missing.
-    pub fn add_libraries(&self, layer: &mut Layer, program: &Path) -> Result<()> {
+    pub fn add_libraries(&self, layer: &mut ImageLayer, program: &Path) -> Result<()> {
         let loader = self.architecture.loader();
         for name in needed_libraries(program)? {
             let at = self.architecture.libraries();

@@ -26,7 +26,7 @@ fn equal_programs_give_equal_archives() {
 
 #[test]
 fn entries_are_sorted_and_have_their_directories() {
-    let mut layer = Layer::default();
+    let mut layer = ImageLayer::default();
     layer.file("usr/bin/b", 0o755, b"b".to_vec());
     layer.link("bin", "usr/bin");
     layer.file("usr/bin/a", 0o644, Vec::new());

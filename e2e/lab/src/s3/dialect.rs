@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::http::{Answer, Head, read_body};
+use super::http::{Head, ServerResponse, read_body};
 use super::sign::sign_again;
 
 /// A deviation of a server or a provider.
@@ -154,8 +154,8 @@ struct RawResponse {
     is_cut: bool,
 }
 
-impl From<Answer> for RawResponse {
-    fn from(answer: Answer) -> Self {
+impl From<ServerResponse> for RawResponse {
+    fn from(answer: ServerResponse) -> Self {
         Self { bytes: answer.bytes(), is_cut: false }
     }
 }
@@ -219,18 +219,19 @@ impl DialectRules {
         dialect: Dialect,
         request: &DialectRequest,
         head: &mut Head,
-    ) -> Result<Option<Answer>> {
+    ) -> Result<Option<ServerResponse>> {
         let method = head.word(0).to_owned();
-        let refused = |status, code, message| Ok(Some(Answer::refusal(status, code, message)));
+        let refused = |status, code, message| Ok(Some(ServerResponse::refusal(status, code, message)));
         match dialect {
             Dialect::Answers { method: only, status, code, message }
                 if only.is_none_or(|only| only == method) =>
             {
                 return refused(status, code, message);
             }
-            Dialect::Page(status) => return Ok(Some(Answer::page(status))),
+            Dialect::Page(status) => return Ok(Some(ServerResponse::page(status))),
             Dialect::SlowDown(seconds) => {
-                let mut answer = Answer::refusal("503 Slow Down", "SlowDown", "Reduce your request rate");
+                let mut answer =
+                    ServerResponse::refusal("503 Slow Down", "SlowDown", "Reduce your request rate");
                 answer.head.set("Retry-After", &seconds.to_string());
                 return Ok(Some(answer));
             }
@@ -279,7 +280,7 @@ impl DialectRules {
     }
 
     /// Changes the response of the server. Returns true if it is cut.
-    fn change_answer(&self, dialect: Dialect, request: &DialectRequest, answer: &mut Answer) -> bool {
+    fn change_answer(&self, dialect: Dialect, request: &DialectRequest, answer: &mut ServerResponse) -> bool {
         match dialect {
             Dialect::DeleteMarkers if request.is_delete => {
                 answer.head.set("x-amz-delete-marker", "true");
@@ -324,7 +325,7 @@ impl DialectRules {
     }
 
     /// Removes objects stored within `lag` from a list.
-    fn hide_recent(&self, answer: &mut Answer, bucket: &str, lag: Duration) {
+    fn hide_recent(&self, answer: &mut ServerResponse, bucket: &str, lag: Duration) {
         let stored = self.stored();
         let young = |entry: &str| {
             let key = entry.split_once("<Key>").and_then(|(_, rest)| rest.split_once("</Key>"));
@@ -346,13 +347,13 @@ impl DialectRules {
     }
 
     /// Forwards a request on a separate connection.
-    fn forward(&self, head: &Head, body: &[u8]) -> Result<Answer> {
+    fn forward(&self, head: &Head, body: &[u8]) -> Result<ServerResponse> {
         let mut head = head.clone();
         head.set("Connection", "close");
         let mut server = TcpStream::connect(self.server).context("reach the server")?;
         server.write_all(&head.bytes())?;
         server.write_all(body)?;
-        Answer::read(&mut BufReader::new(server))
+        ServerResponse::read(&mut BufReader::new(server))
     }
 
     fn dialects(&self) -> MutexGuard<'_, HashMap<String, Dialect>> {

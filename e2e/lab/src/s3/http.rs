@@ -94,14 +94,14 @@ impl Head {
 
 /// A server's response on a connection that ends with it.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ServerResponse {
     /// Its head, without the field about the connection's end.
     pub(super) head: Head,
     /// Its encoded body.
     pub(super) body: Vec<u8>,
 }
 
-impl Answer {
+impl ServerResponse {
     /// Reads the response up to the connection's end.
     pub(super) fn read(from: &mut impl BufRead) -> Result<Self> {
         loop {
@@ -167,7 +167,7 @@ mod tests {
     fn an_answer_is_passed_on_except_for_its_connection() {
         let answer =
             b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\nEtag: x\r\n\r\nbody";
-        let answer = Answer::read(&mut &answer[..]).unwrap();
+        let answer = ServerResponse::read(&mut &answer[..]).unwrap();
         assert_eq!(answer.head.word(1), "200");
         assert_eq!(answer.bytes(), b"HTTP/1.1 200 OK\r\nEtag: x\r\n\r\nbody");
     }

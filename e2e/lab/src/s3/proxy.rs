@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use rustix::net::sockopt::set_socket_linger;
 
-use super::http::{Answer, Head, read_body};
+use super::http::{Head, ServerResponse, read_body};
 use crate::vm;
 use crate::wait::until;
 
@@ -26,7 +26,7 @@ const QUIET_LIMIT: Duration = Duration::from_secs(30);
 
 /// A fault of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Fault {
+pub enum ProxyFault {
     /// The request is forwarded late.
     Delay(Duration),
     /// The connection is reset before any of it is forwarded.
@@ -52,7 +52,7 @@ pub struct Rule {
     /// True for only the first request of each method and target: a repetition is forwarded.
     pub first_only: bool,
     /// The fault.
-    pub fault: Fault,
+    pub fault: ProxyFault,
 }
 
 /// A request received by the proxy.
@@ -65,7 +65,7 @@ pub struct ReceivedRequest {
     /// Its target.
     pub target: String,
     /// The fault applied to it.
-    pub fault: Option<Fault>,
+    pub fault: Option<ProxyFault>,
     /// Requests in flight at that time, including itself.
     pub in_flight: usize,
 }
@@ -191,7 +191,7 @@ impl FaultProxy {
     }
 
     /// Returns the number of times that each fault was applied so far.
-    pub fn faults(&self) -> BTreeMap<Fault, usize> {
+    pub fn faults(&self) -> BTreeMap<ProxyFault, usize> {
         let mut counts = BTreeMap::new();
         for fault in self.shared.lock().received.iter().filter_map(|passed| passed.fault) {
             *counts.entry(fault).or_default() += 1;
@@ -220,7 +220,7 @@ impl ProxyState {
     }
 
     /// Records a request and returns its fault.
-    fn record(&mut self, head: &Head) -> Option<Fault> {
+    fn record(&mut self, head: &Head) -> Option<ProxyFault> {
         let (method, target) = (head.word(0).to_owned(), head.word(1).to_owned());
         let is_repeated = !self.seen.insert((method.clone(), target.clone()));
         let rule = self
@@ -286,21 +286,24 @@ impl SharedProxy {
     fn answer(
         &self,
         head: Head,
-        fault: Option<Fault>,
+        fault: Option<ProxyFault>,
         client: &mut BufReader<&TcpStream>,
     ) -> Result<Option<Vec<u8>>> {
         let length = head.body_bytes()?;
         match fault {
-            Some(Fault::ResetBefore) => return Ok(None),
-            Some(Fault::BlackHole) => {
+            Some(ProxyFault::ResetBefore) => return Ok(None),
+            Some(ProxyFault::BlackHole) => {
                 self.wait_while(|_| true);
                 return Ok(None);
             }
-            Some(Fault::ResetInside) if length > 0 => {
+            Some(ProxyFault::ResetInside) if length > 0 => {
                 read_body(client, length / 2)?;
                 return Ok(None);
             }
-            Some(Fault::Delay(_) | Fault::ResetInside | Fault::SlowDown | Fault::LostReply) | None => {}
+            Some(
+                ProxyFault::Delay(_) | ProxyFault::ResetInside | ProxyFault::SlowDown | ProxyFault::LostReply,
+            )
+            | None => {}
         }
         if head.get("expect").is_some() {
             let mut to = *client.get_ref();
@@ -308,22 +311,31 @@ impl SharedProxy {
         }
         let body = read_body(client, length)?;
         match fault {
-            Some(Fault::SlowDown) => {
-                return Ok(Some(Answer::error("503 Slow Down", "SlowDown").bytes()));
+            Some(ProxyFault::SlowDown) => {
+                return Ok(Some(ServerResponse::error("503 Slow Down", "SlowDown").bytes()));
             }
-            Some(Fault::Delay(time)) => std::thread::sleep(time),
-            Some(Fault::ResetBefore | Fault::ResetInside | Fault::LostReply | Fault::BlackHole) | None => {}
+            Some(ProxyFault::Delay(time)) => std::thread::sleep(time),
+            Some(
+                ProxyFault::ResetBefore
+                | ProxyFault::ResetInside
+                | ProxyFault::LostReply
+                | ProxyFault::BlackHole,
+            )
+            | None => {}
         }
         let answer = self.forward(head, &body)?;
         let bytes = answer.bytes();
         match fault {
-            Some(Fault::LostReply) => Ok(None),
-            Some(Fault::ResetInside) => {
+            Some(ProxyFault::LostReply) => Ok(None),
+            Some(ProxyFault::ResetInside) => {
                 let mut to = *client.get_ref();
                 to.write_all(&bytes[..bytes.len() / 2])?;
                 Ok(None)
             }
-            Some(Fault::Delay(_) | Fault::ResetBefore | Fault::SlowDown | Fault::BlackHole) | None => {
+            Some(
+                ProxyFault::Delay(_) | ProxyFault::ResetBefore | ProxyFault::SlowDown | ProxyFault::BlackHole,
+            )
+            | None => {
                 self.wait_while(|state| state.answers_held);
                 Ok((!self.lock().is_ended).then_some(bytes))
             }
@@ -331,7 +343,7 @@ impl SharedProxy {
     }
 
     /// Forwards a request on a separate connection.
-    fn forward(&self, mut head: Head, body: &[u8]) -> Result<Answer> {
+    fn forward(&self, mut head: Head, body: &[u8]) -> Result<ServerResponse> {
         let mut state = self.lock();
         while state.requests_held && !state.is_ended {
             state = self.changed.wait(state).expect("nothing panics while it holds this lock");
@@ -342,7 +354,7 @@ impl SharedProxy {
         let forwarded = TcpStream::connect(self.server).context("reach the server").and_then(|mut server| {
             server.write_all(&head.bytes())?;
             server.write_all(body)?;
-            Answer::read(&mut BufReader::new(server))
+            ServerResponse::read(&mut BufReader::new(server))
         });
         self.lock().at_server -= 1;
         forwarded

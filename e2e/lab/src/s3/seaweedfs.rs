@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::setup::Toolbox;
 use crate::vm;
 use crate::vm::machine::free_port;
@@ -24,7 +24,7 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct SeaweedFs {
     port: u16,
-    _process: Process,
+    _process: LoggedProcess,
 }
 
 impl SeaweedFs {
@@ -51,7 +51,7 @@ impl SeaweedFs {
             command.arg(format!("-{part}.port={}", free_port()?));
         }
         let log = dir.join("seaweedfs.log");
-        let mut process = Process::spawn("seaweedfs", &command, &log)?;
+        let mut process = LoggedProcess::spawn("seaweedfs", &command, &log)?;
         until("SeaweedFS to be ready", START_LIMIT, || {
             process.check_running()?;
             let text = fs::read_to_string(&log).context("read the log of SeaweedFS")?;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::kernel::{Kernel, PROBE, PROBE_ANSWER};
+use super::kernel::{GuestKernel, PROBE, PROBE_ANSWER};
 use crate::cache::Cache;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::report;
 use crate::wait::until;
 
@@ -48,7 +48,7 @@ impl Accelerator {
     ///
     /// # Errors
     /// If the result cannot be cached.
-    pub fn probe(cache: &Cache, kernel: &Kernel) -> Result<Self> {
+    pub fn probe(cache: &Cache, kernel: &GuestKernel) -> Result<Self> {
         let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let key = format!("accelerator-{}-on-{}", kernel.release, host.trim());
         let dir = cache.entry(&key, Duration::from_secs(2), |dir| {
@@ -62,7 +62,7 @@ impl Accelerator {
     }
 }
 
-fn boots_under_kvm(kernel: &Kernel, console: &Path) -> bool {
+fn boots_under_kvm(kernel: &GuestKernel, console: &Path) -> bool {
     if fs::File::options().read(true).write(true).open("/dev/kvm").is_err() {
         return false;
     }
@@ -75,7 +75,7 @@ fn boots_under_kvm(kernel: &Kernel, console: &Path) -> bool {
         .arg(&kernel.initramfs)
         .args(["-append", &format!("console=ttyS0 quiet panic=-1 {PROBE}")])
         .args(["-serial", "stdio"]);
-    let Ok(mut qemu) = Process::spawn("kvm-probe", &qemu, console) else {
+    let Ok(mut qemu) = LoggedProcess::spawn("kvm-probe", &qemu, console) else {
         return false;
     };
     let answered = until("the kernel to boot under KVM", PROBE_LIMIT, || {

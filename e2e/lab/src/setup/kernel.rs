@@ -37,7 +37,7 @@ pub const SHARE: &str = "/holdfast";
 
 /// A kernel ready to boot.
 #[derive(Debug, Clone)]
-pub struct Kernel {
+pub struct GuestKernel {
     /// The release, as printed by `uname -r`.
     pub release: String,
     /// The suite that it came from, which also has its source.
@@ -64,7 +64,7 @@ fn key(pin: KernelPin) -> String {
 ///
 /// # Errors
 /// If no suite has a matching kernel any more, or a step fails.
-pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
+pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<GuestKernel> {
     let dir = cache.entry(&key(pin), EXPECTED, |dir| {
         let KernelPackages { root, release, packages } = find(cache, pin)?;
         let unpacked = dir.join("packages");
@@ -83,7 +83,7 @@ pub fn prepare(cache: &Cache, pin: KernelPin) -> Result<Kernel> {
         Ok(fs::write(dir.join("release"), release)?)
     })?;
     let release = fs::read_to_string(dir.join("release")).context("read the kernel's release")?;
-    Ok(Kernel {
+    Ok(GuestKernel {
         vmlinux: dir.join("vmlinux"),
         initramfs: dir.join("initramfs.cpio"),
         modules: dir.join("packages/usr/lib/modules").join(&release),

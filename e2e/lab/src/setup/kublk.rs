@@ -11,13 +11,13 @@ use crate::cache::Cache;
 use crate::command::output;
 use crate::pins::GUEST_SUITE;
 use crate::setup::apt::AptRoot;
-use crate::setup::kernel::Kernel;
+use crate::setup::kernel::GuestKernel;
 
 /// Builds a static kublk from the source of the kernel's own version.
 ///
 /// # Errors
 /// If the source package is unavailable or the compiler fails.
-pub fn prepare(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
+pub fn prepare(cache: &Cache, kernel: &GuestKernel) -> Result<PathBuf> {
     let version = kernel.release.split('.').take(2).collect::<Vec<_>>().join(".");
     let dir = cache.entry(&format!("kublk-{version}"), Duration::from_secs(60), |dir| {
         let scratch = tempfile::tempdir_in(dir).context("make a directory for the source")?;

@@ -9,13 +9,13 @@ use anyhow::{Context, Result};
 use crate::display::{Display, end_of};
 
 /// One part of the work.
-pub(super) struct Part<'a> {
+pub(super) struct SetupPart<'a> {
     name: String,
     expected: Duration,
     make: Box<dyn FnOnce() -> Result<()> + Send + 'a>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> SetupPart<'a> {
     /// Creates a part that takes about `expected` from scratch.
     pub(super) fn new<T>(
         name: impl Into<String>,
@@ -29,13 +29,16 @@ impl<'a> Part<'a> {
 /// Planned parts: concurrent lanes in sequential stages.
 pub struct SetupPlan<'a> {
     display: &'a Display,
-    stages: Vec<Vec<Vec<Part<'a>>>>,
+    stages: Vec<Vec<Vec<SetupPart<'a>>>>,
 }
 
 impl<'a> SetupPlan<'a> {
     /// Adds all parts to the plan of `display`. On two cores, those of a stage take as long as with two
     /// concurrent lanes, regardless of the number of lanes.
-    pub(super) fn plan(display: &'a Display, stages: impl IntoIterator<Item = Vec<Vec<Part<'a>>>>) -> Self {
+    pub(super) fn plan(
+        display: &'a Display,
+        stages: impl IntoIterator<Item = Vec<Vec<SetupPart<'a>>>>,
+    ) -> Self {
         let stages: Vec<_> = stages.into_iter().collect();
         for lanes in &stages {
             let steps = lanes.iter().flatten().map(|part| (part.name.clone(), part.expected));
@@ -57,13 +60,13 @@ impl<'a> SetupPlan<'a> {
 ///
 /// # Errors
 /// The first failure.
-fn run(display: &Display, lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
+fn run(display: &Display, lanes: Vec<Vec<SetupPart<'_>>>) -> Result<()> {
     let result = Mutex::new(Ok(()));
     thread::scope(|scope| {
         for lane in lanes {
             let result = &result;
             scope.spawn(move || {
-                for Part { name, expected: _, make } in lane {
+                for SetupPart { name, expected: _, make } in lane {
                     let made = display.step(&name, end_of, |_| make().map(|()| String::new()));
                     if let Err(error) = made.with_context(|| format!("set up {name}")) {
                         let mut first = result.lock().expect("nothing panics while it holds this lock");
@@ -86,7 +89,7 @@ mod tests {
     use super::*;
     use crate::display::times::Times;
 
-    fn run(lanes: Vec<Vec<Part<'_>>>) -> Result<()> {
+    fn run(lanes: Vec<Vec<SetupPart<'_>>>) -> Result<()> {
         let dir = tempfile::tempdir().unwrap();
         let display = Display::open(dir.path(), Times::default()).unwrap();
         SetupPlan::plan(&display, [lanes]).make()
@@ -98,20 +101,21 @@ mod tests {
         let first = AtomicU32::new(0);
         let none = Duration::ZERO;
         let lane = vec![
-            Part::new("one", none, || Ok(first.fetch_add(1, Ordering::SeqCst))),
-            Part::new("two", none, || {
+            SetupPart::new("one", none, || Ok(first.fetch_add(1, Ordering::SeqCst))),
+            SetupPart::new("two", none, || {
                 ensure!(first.load(Ordering::SeqCst) == 1);
                 Ok(meeting.wait())
             }),
         ];
-        run(vec![lane, vec![Part::new("three", none, || Ok(meeting.wait()))]]).unwrap();
+        run(vec![lane, vec![SetupPart::new("three", none, || Ok(meeting.wait()))]]).unwrap();
     }
 
     #[test]
     fn the_other_parts_are_built_if_one_fails() {
         let made = AtomicU32::new(0);
-        let part = |name: &str| Part::new(name, Duration::ZERO, || Ok(made.fetch_add(1, Ordering::SeqCst)));
-        let bad = Part::new("bad", Duration::ZERO, || Err::<(), _>(anyhow!("no such package")));
+        let part =
+            |name: &str| SetupPart::new(name, Duration::ZERO, || Ok(made.fetch_add(1, Ordering::SeqCst)));
+        let bad = SetupPart::new("bad", Duration::ZERO, || Err::<(), _>(anyhow!("no such package")));
         let error = run(vec![vec![bad, part("after it")], vec![part("one"), part("two")]]).unwrap_err();
         assert_eq!(format!("{error:#}"), "set up bad: no such package");
         assert_eq!(made.into_inner(), 3);

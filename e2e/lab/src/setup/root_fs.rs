@@ -11,7 +11,7 @@ use crate::cache::{Cache, fingerprint};
 use crate::command::{as_root, output};
 use crate::pins::{GUEST_PACKAGES, GUEST_SUITE, NODE_PACKAGES, SYSTEMD_PACKAGES, SYSTEMD_SUITE};
 use crate::setup::apt::{self, KEYRING};
-use crate::setup::kernel::{Kernel, SHARE};
+use crate::setup::kernel::{GuestKernel, SHARE};
 
 /// Size of the image; it is sparse, and machines write to a snapshot of it.
 const SIZE: &str = "2G";
@@ -102,7 +102,7 @@ fn agent_unit() -> String {
 ///
 /// # Errors
 /// If a package cannot be downloaded or the image cannot be created.
-pub fn prepare(cache: &Cache, kernel: &Kernel, user_space: UserSpace) -> Result<PathBuf> {
+pub fn prepare(cache: &Cache, kernel: &GuestKernel, user_space: UserSpace) -> Result<PathBuf> {
     let (suite, packages, completion) = (user_space.suite(), user_space.packages(), user_space.completion());
     let key = format!("root-{suite}-{}-{}", fingerprint(&[&packages, &*completion].concat()), kernel.release);
     let dir = cache.entry(&key, EXPECTED, |dir| {

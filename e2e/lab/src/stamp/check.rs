@@ -29,12 +29,12 @@ struct SharedReports {
 
 #[derive(Default)]
 struct ReportsState {
-    reports: Vec<Report>,
+    reports: Vec<RoundReport>,
     connections: Vec<TcpStream>,
     is_ended: bool,
 }
 
-struct Report {
+struct RoundReport {
     lane: u32,
     round: u32,
     position: usize,
@@ -165,7 +165,7 @@ impl SharedReports {
             let line = line.context("read a report")?;
             let (lane, round) = line.split_once(' ').context("a report of lane and round")?;
             let position = (self.position)();
-            let report = Report { lane: lane.parse()?, round: round.parse()?, position };
+            let report = RoundReport { lane: lane.parse()?, round: round.parse()?, position };
             self.lock().reports.push(report);
             writeln!(answers, "{ACKNOWLEDGED}").context("answer a report")?;
         }
@@ -185,7 +185,7 @@ mod tests {
     fn reports() -> Reports {
         let reports = Reports::listen(3, 1, || 0).unwrap();
         for (round, position) in [(1, 10), (2, 20)] {
-            reports.shared.lock().reports.push(Report { lane: 0, round, position });
+            reports.shared.lock().reports.push(RoundReport { lane: 0, round, position });
         }
         reports
     }

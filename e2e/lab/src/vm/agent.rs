@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::{ProgramOutput, unexpected};
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::wait::until;
-use crate::wire::{self, Kind, Program, Reply, Request};
+use crate::wire::{self, AgentReply, AgentRequest, FrameKind, GuestProgram};
 
 /// Time limit of one attempt to reach an agent that may not be running yet.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -33,10 +33,10 @@ impl Agent {
 
     /// Waits until the agent responds. QEMU accepts connections before the machine does, so only a response
     /// counts.
-    pub(super) fn wait_ready(&self, qemu: &mut Process, limit: Duration) -> Result<()> {
+    pub(super) fn wait_ready(&self, qemu: &mut LoggedProcess, limit: Duration) -> Result<()> {
         until("the machine's agent", limit, || {
             qemu.check_running()?;
-            Ok(self.done(&Request::Ping, ATTEMPT).ok())
+            Ok(self.done(&AgentRequest::Ping, ATTEMPT).ok())
         })
     }
 
@@ -44,10 +44,12 @@ impl Agent {
     ///
     /// # Errors
     /// If it failed.
-    pub fn done(&self, request: &Request, limit: Duration) -> Result<()> {
+    pub fn done(&self, request: &AgentRequest, limit: Duration) -> Result<()> {
         match self.request(request, limit)? {
-            Reply::Done => Ok(()),
-            other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+            AgentReply::Done => Ok(()),
+            other @ (AgentReply::Started(_) | AgentReply::Exit(_) | AgentReply::Failed(_)) => {
+                unexpected(&other)
+            }
         }
     }
 
@@ -55,7 +57,7 @@ impl Agent {
     ///
     /// # Errors
     /// If no reply comes within `limit`.
-    pub fn request(&self, request: &Request, limit: Duration) -> Result<Reply> {
+    pub fn request(&self, request: &AgentRequest, limit: Duration) -> Result<AgentReply> {
         let mut connection = self.connect(limit)?;
         wire::send_json(&mut connection, request)?;
         wire::receive_json(&mut connection)
@@ -66,10 +68,10 @@ impl Agent {
     ///
     /// # Errors
     /// If it cannot be started or runs longer than `limit`; it is killed in that case.
-    pub fn exec(&self, program: &Program, limit: Duration) -> Result<ProgramOutput> {
+    pub fn exec(&self, program: &GuestProgram, limit: Duration) -> Result<ProgramOutput> {
         let started = Instant::now();
         let mut connection = self.connect(limit)?;
-        wire::send_json(&mut connection, &Request::Exec(program.clone()))?;
+        wire::send_json(&mut connection, &AgentRequest::Exec(program.clone()))?;
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         loop {
@@ -88,14 +90,17 @@ impl Agent {
                 )
             })?;
             match kind {
-                Kind::Stdout => stdout.extend_from_slice(&bytes),
-                Kind::Stderr => stderr.extend_from_slice(&bytes),
-                Kind::Data => bail!("the agent of {} sent a file", self.machine),
-                Kind::Json => match serde_json::from_slice(&bytes).context("read the reply")? {
-                    Reply::Exit(Some(exit)) => {
+                FrameKind::Stdout => stdout.extend_from_slice(&bytes),
+                FrameKind::Stderr => stderr.extend_from_slice(&bytes),
+                FrameKind::Data => bail!("the agent of {} sent a file", self.machine),
+                FrameKind::Json => match serde_json::from_slice(&bytes).context("read the reply")? {
+                    AgentReply::Exit(Some(exit)) => {
                         return Ok(ProgramOutput { exit, stdout: text(&stdout), stderr: text(&stderr) });
                     }
-                    other @ (Reply::Done | Reply::Started(_) | Reply::Exit(None) | Reply::Failed(_)) => {
+                    other @ (AgentReply::Done
+                    | AgentReply::Started(_)
+                    | AgentReply::Exit(None)
+                    | AgentReply::Failed(_)) => {
                         return unexpected(&other);
                     }
                 },
@@ -105,22 +110,26 @@ impl Agent {
 
     pub(super) fn put_file(&self, path: &str, mode: u32, contents: &[u8]) -> Result<()> {
         let mut connection = self.connect(Duration::from_secs(60))?;
-        let request = Request::Put { path: path.to_owned(), mode };
+        let request = AgentRequest::Put { path: path.to_owned(), mode };
         wire::send_json(&mut connection, &request)?;
-        wire::send(&mut connection, Kind::Data, contents)?;
+        wire::send(&mut connection, FrameKind::Data, contents)?;
         match wire::receive_json(&mut connection)? {
-            Reply::Done => Ok(()),
-            other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+            AgentReply::Done => Ok(()),
+            other @ (AgentReply::Started(_) | AgentReply::Exit(_) | AgentReply::Failed(_)) => {
+                unexpected(&other)
+            }
         }
     }
 
     pub(super) fn get(&self, path: &str) -> Result<Vec<u8>> {
         let mut connection = self.connect(Duration::from_secs(60))?;
-        let request = Request::Get { path: path.to_owned() };
+        let request = AgentRequest::Get { path: path.to_owned() };
         wire::send_json(&mut connection, &request)?;
         match wire::receive_json(&mut connection)? {
-            Reply::Done => Ok(wire::receive(&mut connection)?.1),
-            other @ (Reply::Started(_) | Reply::Exit(_) | Reply::Failed(_)) => unexpected(&other),
+            AgentReply::Done => Ok(wire::receive(&mut connection)?.1),
+            other @ (AgentReply::Started(_) | AgentReply::Exit(_) | AgentReply::Failed(_)) => {
+                unexpected(&other)
+            }
         }
     }
 

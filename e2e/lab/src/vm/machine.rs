@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::recorded::RecordedDisk;
 use crate::guest;
-use crate::process::Process;
+use crate::process::LoggedProcess;
 use crate::setup::boot::{Accelerator, BootFiles, QEMU};
 use crate::setup::root_fs::UserSpace;
 use crate::wire;
@@ -23,7 +23,7 @@ pub const POD_PORT: u16 = 19181;
 
 /// Properties of one machine.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct MachineOptions {
     /// Its root file system.
     pub user_space: UserSpace,
     /// Memory in MiB.
@@ -57,7 +57,7 @@ pub enum MachineDisk {
     Image(PathBuf),
 }
 
-impl Options {
+impl MachineOptions {
     /// Returns a storage node: ublk, two processors, a state disk of 16 GiB (sparse).
     pub fn node() -> Self {
         Self {
@@ -109,9 +109,9 @@ pub(super) fn launch(
     name: &str,
     dir: &Path,
     boot: &BootFiles,
-    options: &Options,
+    options: &MachineOptions,
     recorded: Option<&RecordedDisk>,
-) -> Result<(Process, u16)> {
+) -> Result<(LoggedProcess, u16)> {
     let port = free_port()?;
     let mut qemu = Command::new(QEMU);
     qemu.args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
@@ -150,7 +150,7 @@ pub(super) fn launch(
     };
     disk(&mut qemu, "state", &file, settings, &format!(",physical_block_size={}", options.state_block_bytes));
     qemu.stdin(Stdio::null());
-    let process = Process::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
+    let process = LoggedProcess::spawn(&format!("vm-{name}"), &qemu, &dir.join("console.log"))?;
     Ok((process, port))
 }
 
@@ -163,7 +163,7 @@ fn network(agent: u16, ports: &[(u16, u16)]) -> String {
     network
 }
 
-fn kernel_options(name: &str, options: &Options) -> String {
+fn kernel_options(name: &str, options: &MachineOptions) -> String {
     let mut words = vec![
         "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable".to_owned(),
         "net.ifnames=0".to_owned(),

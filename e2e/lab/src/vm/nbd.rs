@@ -31,7 +31,7 @@ pub(super) const EIO: u32 = 5;
 
 /// Requests to the disk.
 #[derive(Debug)]
-pub(super) enum Request {
+pub(super) enum NbdRequest {
     /// Read this many bytes.
     Read { cookie: u64, offset: u64, bytes: u32 },
     /// Write these bytes.
@@ -83,7 +83,7 @@ fn reply_to_option(client: &mut TcpStream, option: u32, kind: u32, data: &[u8]) 
 }
 
 /// Reads the next request; `None` after the client has closed the disk.
-pub(super) fn next(client: &mut impl Read) -> Result<Option<Request>> {
+pub(super) fn next(client: &mut impl Read) -> Result<Option<NbdRequest>> {
     let mut head = [0; 28];
     client.read_exact(&mut head).context("read a request")?;
     ensure!(be32(&head[0..4]) == REQUEST_MAGIC, "no request: {head:?}");
@@ -91,14 +91,14 @@ pub(super) fn next(client: &mut impl Read) -> Result<Option<Request>> {
     let (offset, bytes) = (be64(&head[16..24]), be32(&head[24..28]));
     ensure!(bytes <= MAX_REQUEST_BYTES, "a request of {bytes} bytes");
     Ok(Some(match kind {
-        0 => Request::Read { cookie, offset, bytes },
+        0 => NbdRequest::Read { cookie, offset, bytes },
         1 => {
             let mut data = vec![0; bytes as usize];
             client.read_exact(&mut data).context("read what is to be written")?;
-            Request::Write { cookie, offset, data }
+            NbdRequest::Write { cookie, offset, data }
         }
         2 => return Ok(None),
-        3 => Request::Flush { cookie },
+        3 => NbdRequest::Flush { cookie },
         _ => bail!("a request of kind {kind}, which the disk did not offer"),
     }))
 }

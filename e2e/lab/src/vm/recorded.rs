@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::{Context, Result, ensure};
 
-use super::nbd::{self, EIO, Request};
+use super::nbd::{self, EIO, NbdRequest};
 use crate::chance::Chance;
 use crate::command::output;
 
@@ -221,15 +221,15 @@ impl Recording {
         let mut requests = BufReader::with_capacity(1 << 20, client.try_clone().context("share the client")?);
         while let Some(request) = nbd::next(&mut requests)? {
             match request {
-                Request::Read { cookie, offset, bytes } => {
+                NbdRequest::Read { cookie, offset, bytes } => {
                     let (error, data) = self.read(offset, bytes)?;
                     nbd::reply(&mut client, cookie, error, &data)?;
                 }
-                Request::Write { cookie, offset, data } => {
+                NbdRequest::Write { cookie, offset, data } => {
                     self.write(offset, &data)?;
                     nbd::reply(&mut client, cookie, 0, &[])?;
                 }
-                Request::Flush { cookie } => nbd::reply(&mut client, cookie, self.flush(), &[])?,
+                NbdRequest::Flush { cookie } => nbd::reply(&mut client, cookie, self.flush(), &[])?,
             }
         }
         client.flush().context("end cleanly")

@@ -2,14 +2,14 @@
 
 use anyhow::{Context, Result, ensure};
 use holdfast_lab::autoscaler::{Autoscaler, GROUP, NodeGroup, node_without_machine};
-use holdfast_lab::node::Node;
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
 use holdfast_lab::world::World;
 use serde_json::{Value, json};
 
 use super::{LIMIT, MAX_VOLUMES, SERVED, SERVED_CLASS, claim_object, node_of, pod_object, register};
-use crate::cordon::{Served, check_stays_dirty, wait_drain_status};
+use crate::cordon::{DrainedVolume, check_stays_dirty, wait_drain_status};
 use crate::object::apply;
 
 /// The group of the node.
@@ -32,7 +32,7 @@ const FLAGS: [&str; 3] = [
 pub(super) fn run(world: &World) -> Result<()> {
     report::step("a node with a daemon, and a pod there whose volume is written");
     apply(world, &node_object(NODE, true))?;
-    let node: Node = world.node(NODE, "auto", "")?;
+    let node: NodeDaemon = world.node(NODE, "auto", "")?;
     register(world, NODE, MAX_VOLUMES)?;
     apply(world, &claim_object(CLAIM, SERVED_CLASS))?;
     world.wait_for(&format!("pvc/{CLAIM}"), "jsonpath={.status.phase}=Bound")?;
@@ -48,7 +48,7 @@ pub(super) fn run(world: &World) -> Result<()> {
     let volume = world.kubectl(["get", "pvc", CLAIM, "--output=jsonpath={.spec.volumeName}"])?;
     let patch = "--patch={\"spec\": {\"maxDirtyAge\": \"1h\"}}";
     world.kubectl(["patch", "volume", &volume, "--type=merge", patch])?;
-    let served = Served::by(world, &node, &volume)?;
+    let served = DrainedVolume::by(world, &node, &volume)?;
     served.write()?;
     check_stays_dirty(&[&served])?;
 

@@ -2,7 +2,7 @@
 //! group is taken.
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, NewVolume, SHORT, expect_granted, expect_refused};
+use holdfast_lab::csi::{Csi, GroupSnapshot, LIMIT, RequestedVolume, SHORT, expect_granted, expect_refused};
 use holdfast_lab::operator::Operator;
 use holdfast_lab::report;
 use holdfast_lab::wait::until;
@@ -18,7 +18,7 @@ const MEMBERS: [&str; 2] = ["groupsnapshot-1-2-0", "groupsnapshot-1-2-1"];
 const FAILED: &str = "groupsnapshot-1-1-0";
 
 pub(super) fn run(world: &World, csi: &Csi, operator: &Operator) -> Result<()> {
-    expect_granted("create", csi.create(&NewVolume::new("pvc-log", GIB, "store"), LIMIT)?)?;
+    expect_granted("create", csi.create(&RequestedVolume::new("pvc-log", GIB, "store"), LIMIT)?)?;
     operator.kill();
     refuse(world, csi)?;
     let first = take_group(world, csi)?;

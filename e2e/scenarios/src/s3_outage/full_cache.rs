@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use holdfast_lab::node::Node;
+use holdfast_lab::node::NodeDaemon;
 use holdfast_lab::report;
 use holdfast_lab::s3::proxy::FaultProxy;
 use holdfast_lab::vm::bash;
@@ -29,7 +29,7 @@ const LOCAL: &str = "/var/lib/holdfast/volumes";
 const REPORT_LIMIT: Duration = Duration::from_secs(60);
 
 /// Writes [`COLD`] and [`WIDE`]; returns the number of failed requests.
-pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result<f64> {
+pub(super) fn overfill(world: &World, node: &NodeDaemon, proxy: &FaultProxy) -> Result<f64> {
     let vm = node.vm();
     let served = serve_all(world, node, &[(COLD, "16Mi"), (WIDE, "64Mi")])?;
     let (cold, wide) = (&served[COLD], &served[WIDE]);
@@ -86,7 +86,7 @@ pub(super) fn overfill(world: &World, node: &Node, proxy: &FaultProxy) -> Result
 }
 
 /// Checks that the sides of all volumes stay within their limit on the node's disk.
-fn check_held(node: &Node) -> Result<()> {
+fn check_held(node: &NodeDaemon) -> Result<()> {
     let local_bytes = node.vm().exec(&format!("du -cB1 {LOCAL}/*/[ab].data | tail -1"))?;
     let bytes: u64 =
         local_bytes.split_whitespace().next().unwrap_or_default().parse().context("bytes held")?;

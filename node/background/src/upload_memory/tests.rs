@@ -16,17 +16,17 @@ fn attach(memory: &UploadMemory, stores: usize) -> Vec<StorePresence> {
     (0..stores).map(|store| memory.attach(StoreKey(store))).collect()
 }
 
-fn take(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Option<Room> {
+fn take(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Option<UploadReservation> {
     memory.room(StoreKey(store), need).now_or_never()
 }
 
 /// Takes everything that a store gets at once.
-fn take_all(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Vec<Room> {
+fn take_all(memory: &UploadMemory, store: usize, need: MemoryNeed) -> Vec<UploadReservation> {
     std::iter::from_fn(|| take(memory, store, need)).take(1000).collect()
 }
 
 /// Takes everything that an upload gets at once, in pieces of 1 MiB.
-fn grow(room: &Room) -> Vec<Held> {
+fn grow(room: &UploadReservation) -> Vec<Held> {
     std::iter::from_fn(|| room.try_take(MIB)).collect()
 }
 
@@ -191,7 +191,7 @@ fn an_upload_that_is_dropped_leaves_the_queue() {
 struct BusyStores {
     memory: UploadMemory,
     _attached: Vec<StorePresence>,
-    rooms: [Vec<Room>; 2],
+    rooms: [Vec<UploadReservation>; 2],
 }
 
 impl BusyStores {
@@ -252,7 +252,7 @@ fn single_uploads_do_not_starve_a_large_one() {
 struct SmallStream {
     memory: UploadMemory,
     store: usize,
-    rooms: VecDeque<Room>,
+    rooms: VecDeque<UploadReservation>,
 }
 
 impl SmallStream {

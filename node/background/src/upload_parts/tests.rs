@@ -68,7 +68,7 @@ fn next_of(parts: &mut SegmentParts<'_, HoledSides>) -> Option<Result<Part, Part
     (0..1000).find_map(|_poll| (&mut next).now_or_never())
 }
 
-fn room(memory: &UploadMemory, need: MemoryNeed) -> Arc<Room> {
+fn room(memory: &UploadMemory, need: MemoryNeed) -> Arc<UploadReservation> {
     Arc::new(memory.room(StoreKey(0), need).now_or_never().expect("there is room"))
 }
 

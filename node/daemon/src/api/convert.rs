@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use holdfast_crds::{IOPS_LIMITS, THROUGHPUT_LIMITS};
-use holdfast_engine::settings::{Durability, Settings};
+use holdfast_engine::settings::{Durability, RuntimeSettings};
 use holdfast_format::displaced::Displaced;
 use holdfast_memory::{MemoryFigures, PAGE_BYTES, PageCodec};
 use holdfast_objects::RequestCounts;
@@ -270,7 +270,7 @@ pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, Se
 /// Converts the settings in effect.
 pub(crate) fn settings(settings: VolumeSettings) -> wire::ConfigureResponse {
     let VolumeSettings { planner, limits } = settings;
-    let Settings { max_age_ms, durability: class } = planner;
+    let RuntimeSettings { max_age_ms, durability: class } = planner;
     let max_dirty_age = Duration::from_millis(max_age_ms).try_into().ok();
     wire::ConfigureResponse { max_dirty_age, durability: durability(class), limits: wire_limits(limits) }
 }

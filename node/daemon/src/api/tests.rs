@@ -15,7 +15,12 @@ fn standalone() -> Control {
 }
 
 fn api(fake: &Fake) -> Api<Fake> {
-    Api::new(fake.clone(), KnownStores::new(&standalone()), FormatPermissions::default(), Handoff::unnamed())
+    Api::new(
+        fake.clone(),
+        KnownStores::new(&standalone()),
+        FormatPermissions::default(),
+        HandoffOwner::unnamed(),
+    )
 }
 
 #[tokio::test]
@@ -141,7 +146,7 @@ async fn an_attach_never_ignores_settings_of_an_attached_volume() {
 
 #[tokio::test]
 async fn only_a_named_instance_gets_the_devices() {
-    let handoff = Handoff::unnamed();
+    let handoff = HandoffOwner::unnamed();
     let (stores, permissions) = (KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
     let api = Api::new(Fake::default(), stores, permissions, handoff.clone());
     let ask = |instance: &str| api.hand_over(Request::new(HandOverRequest { instance: instance.to_owned() }));
@@ -157,7 +162,7 @@ async fn only_a_named_instance_gets_the_devices() {
 /// The daemon holds the only copy of their connections: its exit would fail requests.
 #[tokio::test]
 async fn nothing_is_handed_over_while_devices_have_no_keeper() {
-    let (fake, handoff) = (Fake::default(), Handoff::unnamed());
+    let (fake, handoff) = (Fake::default(), HandoffOwner::unnamed());
     let (stores, permissions) = (KnownStores::new(&Control::Kubernetes), FormatPermissions::default());
     let api = Api::new(fake.clone(), stores, permissions, handoff.clone());
     let ask = || api.hand_over(Request::new(HandOverRequest { instance: "pod-2".to_owned() }));
@@ -179,7 +184,7 @@ async fn a_permission_to_format_is_for_one_attach() {
         fake.clone(),
         KnownStores::new(&Control::Kubernetes),
         permissions.clone(),
-        Handoff::unnamed(),
+        HandoffOwner::unnamed(),
     );
     fake.put(attached("v"));
     let may_format = async || {
@@ -213,7 +218,7 @@ async fn under_kubernetes_volumes_can_be_seen_but_not_changed() {
         fake.clone(),
         KnownStores::new(&Control::Kubernetes),
         FormatPermissions::default(),
-        Handoff::unnamed(),
+        HandoffOwner::unnamed(),
     );
     let detach = DetachRequest { volume_id: "v".to_owned() };
     let status = api.detach(Request::new(detach)).await.unwrap_err();
@@ -256,7 +261,7 @@ async fn lists_are_sorted_and_can_name_one_volume() {
 async fn a_request_uses_the_stores_that_were_read_last() {
     let fake = Fake::default();
     let stores = KnownStores::new(&standalone());
-    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), Handoff::unnamed());
+    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), HandoffOwner::unnamed());
     let attach = |store: &str| {
         let (volume_id, store) = ("v".to_owned(), store.to_owned());
         api.attach(Request::new(AttachRequest { volume_id, store, ..Default::default() }))
@@ -326,7 +331,7 @@ async fn operations_end_with_the_interface() {
 #[tokio::test]
 async fn a_sweep_needs_a_name_with_several_stores() {
     let (fake, stores) = (Fake::default(), KnownStores::new(&standalone()));
-    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), Handoff::unnamed());
+    let api = Api::new(fake.clone(), stores.clone(), FormatPermissions::default(), HandoffOwner::unnamed());
     let sweep = |store: Option<&str>, grace| {
         let store = store.map(str::to_owned);
         api.sweep(Request::new(SweepRequest { store, grace, ..SweepRequest::default() }))
@@ -358,7 +363,7 @@ async fn a_sweep_needs_a_name_with_several_stores() {
         fake.clone(),
         KnownStores::new(&Control::Kubernetes),
         FormatPermissions::default(),
-        Handoff::unnamed(),
+        HandoffOwner::unnamed(),
     );
     let status = api.sweep(Request::new(SweepRequest::default())).await.unwrap_err();
     assert_eq!(status.code(), Code::FailedPrecondition);

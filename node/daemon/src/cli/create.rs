@@ -31,7 +31,7 @@ pub(super) struct Create {
     /// Start with the content of this snapshot in the same store, as shown by `snapshot list`, or with the
     /// current content of this volume; nothing is copied
     #[arg(long, value_name = "VOLUME@SEQ|VOLUME")]
-    from: Option<Source>,
+    from: Option<ContentSource>,
     /// Name of a store of the daemon's configuration
     #[arg(long)]
     store: String,
@@ -41,7 +41,7 @@ pub(super) struct Create {
 
 /// Source of a new volume's content.
 #[derive(Debug, Clone)]
-enum Source {
+enum ContentSource {
     Snapshot(SnapshotName),
     Volume(VolumeId),
 }
@@ -55,7 +55,7 @@ enum InvalidSource {
     Volume(#[from] InvalidVolumeId),
 }
 
-impl FromStr for Source {
+impl FromStr for ContentSource {
     type Err = InvalidSource;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -69,9 +69,11 @@ impl FromStr for Source {
 /// The daemon's rejection, or the reason it was not reached.
 pub(super) async fn run(create: Create, out: &mut String) -> Result<(), Failure> {
     let mut stops = match create.from {
-        Some(Source::Volume(_)) => signals().map_err(|error| Failure::new(FailureKind::Local, &error))?,
+        Some(ContentSource::Volume(_)) => {
+            signals().map_err(|error| Failure::new(FailureKind::Local, &error))?
+        }
         // It leaves nothing behind: a signal ends the command.
-        Some(Source::Snapshot(_)) | None => mpsc::channel(1).1,
+        Some(ContentSource::Snapshot(_)) | None => mpsc::channel(1).1,
     };
     run_until(create, &mut stops, out).await
 }
@@ -107,8 +109,10 @@ pub(super) async fn run_until(
     let request = CreateRequest { volume_id: volume, store, size_bytes, snapshot: None };
     let made = match from {
         None => client.create(request).await.map_err(refused)?.into_inner(),
-        Some(Source::Snapshot(snapshot)) => restore(&mut client, request, snapshot.to_string()).await?,
-        Some(Source::Volume(volume)) => clone(&mut client, request, volume, stops).await?,
+        Some(ContentSource::Snapshot(snapshot)) => {
+            restore(&mut client, request, snapshot.to_string()).await?
+        }
+        Some(ContentSource::Volume(volume)) => clone(&mut client, request, volume, stops).await?,
     };
     show(&made, &target, out);
     Ok(())

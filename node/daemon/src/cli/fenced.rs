@@ -115,9 +115,9 @@ impl Fenced {
     }
 }
 
-type Row<'a> = (&'a Kept, Result<Contents, FencedError>);
+type FencedRow<'a> = (&'a Kept, Result<Contents, FencedError>);
 
-fn text_row((kept, contents): &Row<'_>) -> [String; 6] {
+fn text_row((kept, contents): &FencedRow<'_>) -> [String; 6] {
     let unknown = || "-".to_owned();
     match contents {
         Ok(contents) => [
@@ -132,7 +132,7 @@ fn text_row((kept, contents): &Row<'_>) -> [String; 6] {
     }
 }
 
-fn json_row((kept, contents): &Row<'_>) -> Value {
+fn json_row((kept, contents): &FencedRow<'_>) -> Value {
     match contents {
         Ok(contents) => json!({
             "name": kept.name,

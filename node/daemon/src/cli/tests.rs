@@ -33,7 +33,7 @@ impl World {
             fake.clone(),
             crate::api::KnownStores::new(&control),
             Default::default(),
-            crate::handoff::Handoff::unnamed(),
+            crate::handoff::HandoffOwner::unnamed(),
         );
         let server = tokio::spawn(async move { serve(listener, api, std::future::pending()).await.unwrap() });
         Self { directory, server, fake }

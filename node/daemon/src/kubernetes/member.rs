@@ -38,7 +38,7 @@ const CONFIRMED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Step of this node for a requested snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Task {
+pub(super) enum MemberStep {
     /// Take a snapshot of all completed writes.
     Take,
     /// Announce that this node supports groups, and has started no snapshot.
@@ -62,17 +62,19 @@ pub(super) enum StepOutcome {
 }
 
 /// Returns the next step for a group snapshot; `None` while the operator is about to write one.
-pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<Task> {
+pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<MemberStep> {
     use GroupProgress::{Held, Lapsed, Prepared, Preparing, Released};
     match (status.group_step?, status.group_progress) {
-        (GroupStep::Prepare | GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(Task::Take),
-        (GroupStep::Prepare, None) => Some(Task::Announce),
-        (GroupStep::Prepare, Some(Prepared)) => Some(Task::StayPrepared),
-        (GroupStep::Prepare, Some(Preparing | Held | Released)) => Some(Task::Cut(CutStep::Prepare)),
-        (GroupStep::Hold, None | Some(Preparing | Prepared | Held)) => Some(Task::Cut(CutStep::Hold)),
+        (GroupStep::Prepare | GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(MemberStep::Take),
+        (GroupStep::Prepare, None) => Some(MemberStep::Announce),
+        (GroupStep::Prepare, Some(Prepared)) => Some(MemberStep::StayPrepared),
+        (GroupStep::Prepare, Some(Preparing | Held | Released)) => Some(MemberStep::Cut(CutStep::Prepare)),
+        (GroupStep::Hold, None | Some(Preparing | Prepared | Held)) => Some(MemberStep::Cut(CutStep::Hold)),
         (GroupStep::Hold, Some(Released)) => None,
-        (GroupStep::Release, None | Some(Preparing | Prepared | Held)) => Some(Task::Cut(CutStep::Release)),
-        (GroupStep::Release, Some(Released)) => Some(Task::Await),
+        (GroupStep::Release, None | Some(Preparing | Prepared | Held)) => {
+            Some(MemberStep::Cut(CutStep::Release))
+        }
+        (GroupStep::Release, Some(Released)) => Some(MemberStep::Await),
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) async fn run<V: Volumes>(
     let mut ticks = interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let store = writer.as_reader();
-    let (looked_up, schedule, claims) = (BTreeMap::new(), Schedule::default(), Claims::Unlisted);
+    let (looked_up, schedule, claims) = (BTreeMap::new(), LookupSchedule::default(), Claims::Unlisted);
     let mut own = OwnVolumes { api, me, volumes, writer, store, seen, looked_up, schedule, claims };
     loop {
         tokio::select! {
@@ -81,19 +81,19 @@ enum Claims {
 }
 
 /// Next lookups of volumes with local files only.
-struct Schedule {
+struct LookupSchedule {
     next: BTreeMap<VolumeId, Instant>,
     /// True until the first lookups, which are due at once.
     is_new: bool,
 }
 
-impl Default for Schedule {
+impl Default for LookupSchedule {
     fn default() -> Self {
         Self { next: BTreeMap::new(), is_new: true }
     }
 }
 
-impl Schedule {
+impl LookupSchedule {
     /// Returns the volumes of `kept` that are due for a lookup.
     fn due(&mut self, kept: &BTreeSet<VolumeId>, now: Instant) -> Vec<VolumeId> {
         self.next.retain(|id, _| kept.contains(id));
@@ -119,7 +119,7 @@ struct OwnVolumes<V> {
     seen: Sender<Volume>,
     /// Looked-up Volumes that are shown, by name.
     looked_up: BTreeMap<String, Volume>,
-    schedule: Schedule,
+    schedule: LookupSchedule,
     claims: Claims,
 }
 
@@ -137,7 +137,7 @@ impl<V: Volumes> OwnVolumes<V> {
                     self.send(volume.as_ref().clone()).await;
                 }
                 self.looked_up.clear();
-                (self.schedule, self.claims) = (Schedule::default(), Claims::Wanted);
+                (self.schedule, self.claims) = (LookupSchedule::default(), Claims::Wanted);
                 self.look().await;
             }
             // The grant was removed, or the Volume deleted.
@@ -249,8 +249,8 @@ mod tests {
     fn files_are_looked_up_at_the_start_and_then_rarely() {
         let kept =
             |names: &[&str]| names.iter().map(|name| name.parse().unwrap()).collect::<BTreeSet<VolumeId>>();
-        let (start, mut schedule) = (Instant::now(), Schedule::default());
-        let due = |schedule: &mut Schedule, names: &[&str], seconds| {
+        let (start, mut schedule) = (Instant::now(), LookupSchedule::default());
+        let due = |schedule: &mut LookupSchedule, names: &[&str], seconds| {
             schedule.due(&kept(names), start + Duration::from_secs(seconds))
         };
         let [a, b]: [VolumeId; 2] = ["a", "b"].map(|name| name.parse().unwrap());

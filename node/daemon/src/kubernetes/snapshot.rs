@@ -31,7 +31,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::member::{self, AGAIN, PreparedCuts, StepOutcome, Task};
+use super::member::{self, AGAIN, MemberStep, PreparedCuts, StepOutcome};
 use super::retry::OperationFailure;
 use crate::node::{CutStep, VolumeInStore};
 use crate::volumes::Volumes;
@@ -94,22 +94,22 @@ async fn reconcile<V: Volumes>(
     }
     let volumes = &context.volumes;
     let outcome = match task {
-        Task::Take => {
+        MemberStep::Take => {
             let at = VolumeInStore { volume: volume.clone(), store: None };
             let taken = volumes.create_snapshot(at, uid).await;
             taken.map_or_else(|failure| StepOutcome::Failed(failure.into()), StepOutcome::Taken)
         }
-        Task::Announce => StepOutcome::Reached(GroupProgress::Preparing),
-        Task::Cut(CutStep::Prepare) => {
+        MemberStep::Announce => StepOutcome::Reached(GroupProgress::Preparing),
+        MemberStep::Cut(CutStep::Prepare) => {
             let is_asked = |uid| context.mine.find(|known| uid_of(known) == Some(uid)).is_some();
             context.prepared.add(volumes, &volume, uid, is_asked).await;
             member::cut(volumes, &volume, uid, CutStep::Prepare).await
         }
-        Task::Cut(step @ (CutStep::Hold | CutStep::Release)) => {
+        MemberStep::Cut(step @ (CutStep::Hold | CutStep::Release)) => {
             member::cut(volumes, &volume, uid, step).await
         }
-        Task::StayPrepared => member::stay_prepared(volumes, &volume, uid).await,
-        Task::Await => member::taken(volumes, &volume, uid).await,
+        MemberStep::StayPrepared => member::stay_prepared(volumes, &volume, uid).await,
+        MemberStep::Await => member::taken(volumes, &volume, uid).await,
     };
     let again = count(&mut context.failures.lock(), uid, &outcome);
     let before = snapshot.status.clone().unwrap_or_default();
@@ -145,12 +145,12 @@ fn count(
 }
 
 /// Returns volume and uid of the snapshot that node `me` must take, and the next step.
-fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid, Task)> {
+fn asked(snapshot: &VolumeSnapshot, me: &str) -> Option<(VolumeId, SnapshotUid, MemberStep)> {
     let status = snapshot.status.as_ref()?;
     if status.snapshot_id.is_some() || status.node.as_deref() != Some(me) {
         return None;
     }
-    let task = if snapshot.spec.group.is_some() { member::next(status)? } else { Task::Take };
+    let task = if snapshot.spec.group.is_some() { member::next(status)? } else { MemberStep::Take };
     Some((status.volume_id.clone()?.try_into().ok()?, uid_of(snapshot)?, task))
 }
 
@@ -265,7 +265,7 @@ mod tests {
         let mine = json!({ "volumeId": "v", "objectStore": "main", "node": "a" });
         let mut wanted = snapshot(&mine);
         wanted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
-        let expected = ("v".parse().expect("an id"), UID.parse().expect("a uid"), Task::Take);
+        let expected = ("v".parse().expect("an id"), UID.parse().expect("a uid"), MemberStep::Take);
         assert_eq!(asked(&wanted, "a"), Some(expected));
         assert_eq!(asked(&wanted, "b"), None);
         let mut taken = mine;

@@ -257,15 +257,15 @@ fn owned_by(node: &str, uid: String) -> OwnerReference {
 
 /// Size and free bytes of a filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Space {
+struct FileSystemSpace {
     capacity_bytes: u64,
     available_bytes: u64,
 }
 
-fn space(directory: &Path) -> Option<Space> {
+fn space(directory: &Path) -> Option<FileSystemSpace> {
     let stat = rustix::fs::statvfs(directory).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
-    Some(Space { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
+    Some(FileSystemSpace { capacity_bytes: bytes(stat.f_blocks), available_bytes: bytes(stat.f_bavail) })
 }
 
 /// Returns the preserved data of replaced writers, the first ones by name, and the number of the others.
@@ -313,7 +313,7 @@ struct StorageNodeFacts<'a> {
     memory: MemoryUse,
     unkept_devices: usize,
     state_dir: &'a Path,
-    space: Option<Space>,
+    space: Option<FileSystemSpace>,
     fenced: (Vec<FencedData>, usize),
     draining: Draining,
 }
@@ -646,7 +646,7 @@ mod tests {
     fn a_node_ready_with_one_transport_explains_the_other() {
         let facts = StorageNodeFacts {
             volumes: vec![attached("v")],
-            space: Some(Space { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
+            space: Some(FileSystemSpace { capacity_bytes: 10 << 30, available_bytes: (1 << 30) + 5 }),
             ..facts(Fake::default().capabilities())
         };
         let status = first(|conditions| describe(facts, conditions));

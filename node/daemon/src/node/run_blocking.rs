@@ -17,9 +17,9 @@ use super::error::NodeError;
 static CALLS: LazyLock<Mutex<HashMap<Id, watch::Sender<usize>>>> = LazyLock::new(Mutex::default);
 
 /// Counts as one call, or as work that may start some, until it is dropped.
-pub(super) struct Call(watch::Sender<usize>);
+pub(super) struct BlockingCall(watch::Sender<usize>);
 
-impl Call {
+impl BlockingCall {
     pub(super) fn begin() -> Self {
         let calls = calls();
         calls.send_modify(|running| *running += 1);
@@ -27,7 +27,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for BlockingCall {
     fn drop(&mut self) {
         self.0.send_modify(|running| *running -= 1);
     }
@@ -58,7 +58,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 pub(crate) fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = T> + Send {
-    let call = Call::begin();
+    let call = BlockingCall::begin();
     async move {
         let work = move || {
             let _call = call;

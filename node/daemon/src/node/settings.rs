@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use holdfast_engine::settings::{Durability, Settings};
+use holdfast_engine::settings::{Durability, RuntimeSettings};
 use holdfast_serve::IoLimits;
 
 /// The settings of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct VolumeSettings {
     /// Settings of its planner.
-    pub(crate) planner: Settings,
+    pub(crate) planner: RuntimeSettings,
     /// Limits of its I/O.
     pub(crate) limits: IoLimits,
 }

@@ -14,7 +14,7 @@ const MUCH: Duration = Duration::from_secs(60);
 
 /// Reason why a store is unusable.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unfit {
+pub(super) enum UnusableStore {
     #[error(transparent)]
     Config(#[from] InvalidConfig),
     #[error(transparent)]
@@ -25,18 +25,18 @@ pub(super) async fn check(name: &str, store: &S3Config) -> Check {
     verdict(name, &store.bucket, probe(store).await)
 }
 
-async fn probe(store: &S3Config) -> Result<Probed, Unfit> {
+async fn probe(store: &S3Config) -> Result<Probed, UnusableStore> {
     Ok(S3Store::connect(store.clone()).await?.probe().await?)
 }
 
-pub(super) fn verdict(name: &str, bucket: &str, probed: Result<Probed, Unfit>) -> Check {
+pub(super) fn verdict(name: &str, bucket: &str, probed: Result<Probed, UnusableStore>) -> Check {
     let name = format!("store {name}");
     let clock = match probed {
         Ok(Probed { clock }) => clock,
-        Err(Unfit::Config(InvalidConfig { field, value, fix })) => {
+        Err(UnusableStore::Config(InvalidConfig { field, value, fix })) => {
             return Check::fail(&name, format!("{field}: {value:?} is not valid"), fix);
         }
-        Err(Unfit::Probe(failure)) => return unfit(&name, &failure),
+        Err(UnusableStore::Probe(failure)) => return unfit(&name, &failure),
     };
     let found = format!("bucket {bucket} accepts the credentials and enforces create-once PUTs");
     let side = match clock {

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use holdfast_ring::RingError;
 use holdfast_s3::{ProbeFailure, Probed, S3Config, S3Credentials, S3Store, ServerClock};
-use holdfast_ublk::{Crash, Features, Transport, Unsupported};
+use holdfast_ublk::{DriverCrash, Features, Transport, Unsupported};
 
 use super::disk::DiskFacts;
 use super::driver::{DriverFacts, Module};
 use super::io_uring::RingFacts;
 use super::memory::MemoryFacts;
-use super::store::Unfit;
+use super::store::UnusableStore;
 use super::*;
 use crate::node::{CacheRoom, KeeperStart, NodeConfig, NodeError, StateDisk, TransportChoice};
 
@@ -137,7 +137,7 @@ fn a_missing_driver_is_reported_with_the_fix() {
         (Unsupported::NoFeatures { release: release() }, Module::Loaded, false, &["permit io_uring first"]),
         (Unsupported::NoAccess(errno(libc::EPERM)), Module::Loaded, false, &["permit io_uring first"]),
         (
-            Unsupported::BrokenKernel { release: release(), crash: Crash::OnAdd },
+            Unsupported::BrokenKernel { release: release(), crash: DriverCrash::OnAdd },
             Module::Loaded,
             true,
             &["boot Linux 7.1"],
@@ -444,7 +444,7 @@ async fn a_store_that_cannot_be_reached_or_read_is_named() {
     let check = store::check("main", &config).await;
     expect_verdict(&check, "FAIL", &["endpoint: the server cannot be reached (", "check the address"]);
     let invalid = S3Config { bucket: "NO".to_owned(), ..config };
-    let unfit: Unfit = S3Store::connect(invalid).await.unwrap_err().into();
+    let unfit: UnusableStore = S3Store::connect(invalid).await.unwrap_err().into();
     expect_verdict(
         &store::verdict("main", "NO", Err(unfit)),
         "FAIL",

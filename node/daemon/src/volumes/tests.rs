@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use holdfast_background::{AheadCounts, OldCounts};
 use holdfast_crds::MemoryUse;
-use holdfast_engine::settings::{Durability, Settings};
+use holdfast_engine::settings::{Durability, RuntimeSettings};
 use holdfast_engine::volume::IndexStatus;
 use holdfast_format::displaced::Displaced;
 use holdfast_format::snapshot::Snapshot;
@@ -322,7 +322,7 @@ impl Volumes for Fake {
         limits.bytes_per_second = change.bytes_per_second.after(limits.bytes_per_second);
         let limits = *limits;
         let max_age_ms = millis(status.max_dirty_age.unwrap());
-        let planner = Settings { max_age_ms, durability: status.durability.unwrap() };
+        let planner = RuntimeSettings { max_age_ms, durability: status.durability.unwrap() };
         Ok(VolumeSettings { planner, limits })
     }
 

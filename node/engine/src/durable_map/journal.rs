@@ -102,7 +102,7 @@ fn put_unit(out: &mut Vec<u8>, numbers: [u64; 3], place: [u16; 2], entries: &[Jo
 }
 
 /// A unit of the journal.
-pub(super) struct Unit {
+pub(super) struct JournalUnit {
     pub(super) generation: u64,
     pub(super) seq: Seq,
     start: u64,
@@ -112,7 +112,7 @@ pub(super) struct Unit {
     pub(super) entries: Vec<JournalEntry>,
 }
 
-impl Unit {
+impl JournalUnit {
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut fields = Reader::new(JOURNAL, wire::open(Kind::MapJournal, JOURNAL, bytes)?);
         let (generation, seq, start) = (fields.u64()?, Seq(fields.u64()?), fields.u64()?);
@@ -135,7 +135,7 @@ impl Unit {
 
 /// Reads the journal of a map, unit by unit.
 #[derive(Default)]
-pub(super) struct Replay {
+pub(super) struct JournalReplay {
     /// Generation of its fill, once the first unit was read.
     start: Option<u64>,
     /// Generation of the previous record.
@@ -150,12 +150,12 @@ struct PartialRecord {
     generation: u64,
     units: u16,
     read: u16,
-    whole: Vec<Unit>,
+    whole: Vec<JournalUnit>,
     /// Defect of its first damaged unit.
     damage: Option<DecodeError>,
 }
 
-impl Replay {
+impl JournalReplay {
     /// Returns true if the records have ended and the rest of the journal does not count.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
@@ -165,14 +165,14 @@ impl Replay {
     ///
     /// # Errors
     /// [`DecodeError`] if a synced record may be lost.
-    pub(super) fn push(&mut self, bytes: &[u8; UNIT_BYTES]) -> Result<Vec<Unit>, DecodeError> {
-        let mut unit = Unit::decode(bytes);
+    pub(super) fn push(&mut self, bytes: &[u8; UNIT_BYTES]) -> Result<Vec<JournalUnit>, DecodeError> {
+        let mut unit = JournalUnit::decode(bytes);
         let start = match (self.start, &unit) {
             (Some(start), _) => start,
             (None, Ok(first)) => *self.start.insert(first.start),
             (None, Err(error)) => return Err(error.clone()),
         };
-        if let Ok(Unit { start: other, .. }) = unit
+        if let Ok(JournalUnit { start: other, .. }) = unit
             && other != start
         {
             unit = Err(DecodeError::Field { what: JOURNAL, field: "start", value: other });
@@ -206,7 +206,7 @@ impl Replay {
     }
 
     /// Ends the journal, here or at its last record, which was in progress.
-    fn ended(&mut self) -> Result<Vec<Unit>, DecodeError> {
+    fn ended(&mut self) -> Result<Vec<JournalUnit>, DecodeError> {
         self.has_ended = true;
         Ok(Vec::new())
     }

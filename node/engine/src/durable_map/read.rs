@@ -12,7 +12,7 @@ use holdfast_format::safeguard::{Safeguard::ReplayOnlyNewer, safeguard};
 use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{Block, SectorRange, Seq};
 
-use super::journal::{Replay, Unit};
+use super::journal::{JournalReplay, JournalUnit};
 use super::{DamagedMap, FoundPage, Header, PAGE, halves, newest_of};
 use crate::sector_map::{BLOCK_MAP_BYTES, Nibble, PAGE_BLOCKS, PAGE_BYTES};
 
@@ -101,7 +101,7 @@ pub struct MapReader {
     invalidated: SideSet,
     /// The generation of each page's slots, lowest page first; compared with the journal.
     held: Vec<(u64, u64)>,
-    replay: Option<Replay>,
+    replay: Option<JournalReplay>,
 }
 
 impl MapReader {
@@ -111,7 +111,7 @@ impl MapReader {
             synced_generation: header.synced_generation,
             invalidated: header.invalidated,
             held: Vec::new(),
-            replay: header.has_journal.then(Replay::default),
+            replay: header.has_journal.then(JournalReplay::default),
         }
     }
 
@@ -151,7 +151,7 @@ impl MapReader {
                 break;
             }
             let record = replay.push(unit).map_err(DamagedMap::Journal)?;
-            for Unit { generation, seq, entries, .. } in record {
+            for JournalUnit { generation, seq, entries, .. } in record {
                 for (block, mut nibbles) in entries {
                     let page = block.0 / PAGE_BLOCKS;
                     let held = self.held.binary_search_by_key(&page, |(page, _)| *page);
@@ -171,7 +171,7 @@ impl MapReader {
     /// # Errors
     /// [`DamagedMap::Journal`] if the file ends within a record, or a required journal is missing.
     pub fn end(self) -> Result<(), DamagedMap> {
-        self.replay.map_or(Ok(()), Replay::end).map_err(DamagedMap::Journal)
+        self.replay.map_or(Ok(()), JournalReplay::end).map_err(DamagedMap::Journal)
     }
 }
 

@@ -27,9 +27,9 @@ use crate::action::{Action, Report};
 use crate::limit::{HOLD_MS, PREPARED_AT_MOST_MS, PREPARED_MS};
 use crate::snapshot::CutAnswer;
 
-/// State of a volume's cut.
+/// CutState of a volume's cut.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-enum State {
+enum CutState {
     #[default]
     Idle,
     /// Waits for the commit of the seal with number `seal`. `first` is the time at which it was first
@@ -49,7 +49,7 @@ enum State {
 /// The cut of a volume.
 #[derive(Debug, Default)]
 pub(super) struct Cut {
-    state: State,
+    state: CutState,
     /// Positions of forgotten snapshots.
     forgotten: Vec<Seq>,
 }
@@ -79,24 +79,24 @@ pub(super) enum CutAdvance {
 impl Cut {
     #[inline]
     pub(super) fn is_idle(&self) -> bool {
-        self.state == State::Idle
+        self.state == CutState::Idle
     }
 
     /// Returns true if writes must wait.
     #[inline]
     pub(super) fn stops_writes(&self) -> bool {
-        matches!(self.state, State::Stopping { .. } | State::Swapping { .. } | State::Held(..))
+        matches!(self.state, CutState::Stopping { .. } | CutState::Swapping { .. } | CutState::Held(..))
     }
 
     /// Returns true if seals due to the amount of dirty data must wait.
     pub(super) fn defers_seals(&self) -> bool {
-        matches!(self.state, State::Prepared { .. })
+        matches!(self.state, CutState::Prepared { .. })
     }
 
     /// Returns true if a seal of data that is overdue since `overdue_at` must wait. Repeated requests do not
     /// extend this time: so much older is the data that the loss of the node costs.
     pub(super) fn defers_overdue(&self, overdue_at: Millis, now: Millis) -> bool {
-        matches!(self.state, State::Prepared { since, .. } if now < since.max(overdue_at) + PREPARED_MS)
+        matches!(self.state, CutState::Prepared { since, .. } if now < since.max(overdue_at) + PREPARED_MS)
     }
 
     /// Prepares for a cut, or extends the preparation within a bound. `seal` is in progress or covers the
@@ -110,73 +110,74 @@ impl Cut {
         out: &mut Vec<Action>,
     ) -> bool {
         match &mut self.state {
-            State::Idle => {
-                self.state = State::Preparing { uid, seal, first: None };
+            CutState::Idle => {
+                self.state = CutState::Preparing { uid, seal, first: None };
                 self.forgotten = forgotten;
                 return true;
             }
-            State::Preparing { uid: known, .. } if *known == uid => {}
-            State::Prepared { uid: known, first, .. }
+            CutState::Preparing { uid: known, .. } if *known == uid => {}
+            CutState::Prepared { uid: known, first, .. }
                 if *known == uid && now >= *first + PREPARED_AT_MOST_MS =>
             {
                 self.lapse(out);
             }
-            State::Prepared { uid: known, until, .. } if *known == uid => {
+            CutState::Prepared { uid: known, until, .. } if *known == uid => {
                 *until = now + PREPARED_MS;
                 answer(uid, CutAnswer::Prepared, out);
             }
-            State::Preparing { .. }
-            | State::Prepared { .. }
-            | State::Stopping { .. }
-            | State::Swapping { .. }
-            | State::Held(..) => answer(uid, CutAnswer::Busy, out),
+            CutState::Preparing { .. }
+            | CutState::Prepared { .. }
+            | CutState::Stopping { .. }
+            | CutState::Swapping { .. }
+            | CutState::Held(..) => answer(uid, CutAnswer::Busy, out),
         }
         false
     }
 
     /// Prepares the volume again if a hold would wait long for the seal in progress.
     pub(super) fn note_seals(&mut self, seals: SealCounts) {
-        if let State::Prepared { uid, first, .. } = self.state
+        if let CutState::Prepared { uid, first, .. } = self.state
             && seals.delays_hold
         {
-            self.state = State::Preparing { uid, seal: seals.begun, first: Some(first) };
+            self.state = CutState::Preparing { uid, seal: seals.begun, first: Some(first) };
         }
     }
 
     /// Holds writes from now on, if the volume is prepared for this cut; otherwise the cut lapses.
     pub(super) fn begin(&mut self, uid: SnapshotUid, now: Millis, out: &mut Vec<Action>) {
         match &self.state {
-            State::Prepared { uid: known, .. } if *known == uid => {
-                self.state = State::Stopping { uid, until: now + HOLD_MS };
+            CutState::Prepared { uid: known, .. } if *known == uid => {
+                self.state = CutState::Stopping { uid, until: now + HOLD_MS };
             }
-            State::Preparing { uid: known, .. } if *known == uid => self.lapse(out),
-            State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } if *known == uid => {}
-            State::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
-            State::Idle
-            | State::Preparing { .. }
-            | State::Prepared { .. }
-            | State::Stopping { .. }
-            | State::Swapping { .. }
-            | State::Held(..) => answer(uid, CutAnswer::Lapsed, out),
+            CutState::Preparing { uid: known, .. } if *known == uid => self.lapse(out),
+            CutState::Stopping { uid: known, .. } | CutState::Swapping { uid: known, .. }
+                if *known == uid => {}
+            CutState::Held(known, _) if *known == uid => answer(uid, CutAnswer::Held, out),
+            CutState::Idle
+            | CutState::Preparing { .. }
+            | CutState::Prepared { .. }
+            | CutState::Stopping { .. }
+            | CutState::Swapping { .. }
+            | CutState::Held(..) => answer(uid, CutAnswer::Lapsed, out),
         }
     }
 
     /// Answers whether the volume was held until now. Returns true if writes may continue.
     pub(super) fn release(&mut self, uid: SnapshotUid, out: &mut Vec<Action>) -> bool {
         let (own, said) = match &self.state {
-            State::Held(known, _) => (*known == uid, CutAnswer::Released),
-            State::Preparing { uid: known, .. } | State::Prepared { uid: known, .. } => {
+            CutState::Held(known, _) => (*known == uid, CutAnswer::Released),
+            CutState::Preparing { uid: known, .. } | CutState::Prepared { uid: known, .. } => {
                 (*known == uid, CutAnswer::Lapsed)
             }
-            State::Stopping { uid: known, .. } | State::Swapping { uid: known, .. } => {
+            CutState::Stopping { uid: known, .. } | CutState::Swapping { uid: known, .. } => {
                 (*known == uid, CutAnswer::Lapsed)
             }
-            State::Idle => (false, CutAnswer::Lapsed),
+            CutState::Idle => (false, CutAnswer::Lapsed),
         };
         answer(uid, if own { said } else { CutAnswer::Lapsed }, out);
         let continues = own && self.stops_writes();
         if own {
-            self.state = State::Idle;
+            self.state = CutState::Idle;
         }
         continues
     }
@@ -184,8 +185,8 @@ impl Cut {
     /// Notes that the snapshot of [`CutAdvance::Ask`] was requested, at the point of the seal with this
     /// number.
     pub(super) fn asked(&mut self, seal: u64) {
-        if let State::Stopping { uid, until } = self.state {
-            self.state = State::Swapping { uid, until, seal };
+        if let CutState::Stopping { uid, until } = self.state {
+            self.state = CutState::Swapping { uid, until, seal };
         }
     }
 
@@ -198,38 +199,40 @@ impl Cut {
         out: &mut Vec<Action>,
     ) -> CutAdvance {
         match &mut self.state {
-            State::Idle => {}
-            State::Preparing { uid, seal, first } => {
+            CutState::Idle => {}
+            CutState::Preparing { uid, seal, first } => {
                 let (uid, first) = (*uid, *first);
                 if first.is_some_and(|first| now >= first + PREPARED_AT_MOST_MS) {
                     self.lapse(out);
                 } else if seals.committed >= *seal && !seals.delays_hold {
                     let (until, first) = (now + PREPARED_MS, first.unwrap_or(now));
-                    self.state = State::Prepared { uid, until, since: now, first };
+                    self.state = CutState::Prepared { uid, until, since: now, first };
                     answer(uid, CutAnswer::Prepared, out);
                 }
             }
-            State::Prepared { until, .. } if now >= *until => self.lapse(out),
-            State::Prepared { .. } => self.note_seals(seals),
-            State::Stopping { until, .. } | State::Swapping { until, .. } | State::Held(_, until)
+            CutState::Prepared { until, .. } if now >= *until => self.lapse(out),
+            CutState::Prepared { .. } => self.note_seals(seals),
+            CutState::Stopping { until, .. }
+            | CutState::Swapping { until, .. }
+            | CutState::Held(_, until)
                 if now >= *until =>
             {
                 self.lapse(out);
                 return CutAdvance::Continue;
             }
-            State::Stopping { uid, .. } => {
+            CutState::Stopping { uid, .. } => {
                 if stores == 0 {
                     return CutAdvance::Ask(*uid, std::mem::take(&mut self.forgotten));
                 }
             }
-            State::Swapping { uid, until, seal } => {
+            CutState::Swapping { uid, until, seal } => {
                 if seals.begun >= *seal {
                     let (uid, until) = (*uid, *until);
-                    self.state = State::Held(uid, until);
+                    self.state = CutState::Held(uid, until);
                     answer(uid, CutAnswer::Held, out);
                 }
             }
-            State::Held(..) => {}
+            CutState::Held(..) => {}
         }
         CutAdvance::Wait
     }
@@ -237,12 +240,12 @@ impl Cut {
     /// Ends the cut without a common point.
     pub(super) fn lapse(&mut self, out: &mut Vec<Action>) {
         match std::mem::take(&mut self.state) {
-            State::Idle => {}
-            State::Preparing { uid, .. }
-            | State::Prepared { uid, .. }
-            | State::Stopping { uid, .. }
-            | State::Swapping { uid, .. }
-            | State::Held(uid, _) => answer(uid, CutAnswer::Lapsed, out),
+            CutState::Idle => {}
+            CutState::Preparing { uid, .. }
+            | CutState::Prepared { uid, .. }
+            | CutState::Stopping { uid, .. }
+            | CutState::Swapping { uid, .. }
+            | CutState::Held(uid, _) => answer(uid, CutAnswer::Lapsed, out),
         }
     }
 }

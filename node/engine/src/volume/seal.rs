@@ -113,7 +113,7 @@ impl Seal {
 
 /// Contents of an upload, as listed so far.
 #[derive(Default)]
-struct Listed {
+struct UploadListing {
     blocks: Vec<DirtyBlock>,
     /// The chunks of these blocks.
     chunks: ChunkSet,
@@ -124,13 +124,13 @@ struct Listed {
 /// The seal in progress, and all seals by number.
 pub(super) struct Sealer {
     seal: Seal,
-    listed: Listed,
+    listed: UploadListing,
     pub(super) seals: Seals,
 }
 
 impl Sealer {
     pub(super) fn open() -> Self {
-        Self { seal: Seal::Open, listed: Listed::default(), seals: Seals::default() }
+        Self { seal: Seal::Open, listed: UploadListing::default(), seals: Seals::default() }
     }
 
     pub(super) fn seal(&self) -> Seal {
@@ -175,7 +175,7 @@ impl Sealer {
     /// Starts listing the dirty data for its upload.
     pub(super) fn upload<M: Memory>(&mut self, core: &Core<M>, out: &mut Vec<Action>) {
         self.seal = self.seal.next(SealEvent::Durable);
-        self.listed = Listed::default();
+        self.listed = UploadListing::default();
         self.list(core, out);
     }
 

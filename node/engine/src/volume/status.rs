@@ -7,7 +7,7 @@ use holdfast_types::{Millis, Seq};
 use super::core::Memory;
 use super::lifecycle::Lifecycle;
 use super::seal::Seal;
-use super::{PaceStatus, Settings, Unreadable, Volume};
+use super::{PaceStatus, RuntimeSettings, Unreadable, Volume};
 use crate::event::Errno;
 use crate::sector_map::CommitScope;
 
@@ -50,7 +50,7 @@ pub struct Status {
     /// State of the volume's list of index runs.
     pub index: IndexStatus,
     /// The settings in effect.
-    pub settings: Settings,
+    pub settings: RuntimeSettings,
     /// True if no request is allowed before [`crate::action::Report::Ready`].
     pub recovering: bool,
     /// True while damaged data in the object store is being repaired.
@@ -155,7 +155,7 @@ impl Status {
                 merges_dropped: volume.merger.dropped(),
                 ancestors: core.manifest.as_ref().map(|manifest| manifest.lineage().ancestors().len()),
             },
-            settings: Settings { max_age_ms: core.limits.max_age_ms, durability: volume.durability },
+            settings: RuntimeSettings { max_age_ms: core.limits.max_age_ms, durability: volume.durability },
             recovering: core.lifecycle.is_recovering(),
             repairing: volume.repair.is_asked(),
             sync_failed: core.is_sync_failed(),

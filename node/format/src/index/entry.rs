@@ -19,7 +19,7 @@ const CODEC_BITS: u32 = 2;
 
 /// A frame of a run, and its visible part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Entry {
+pub struct IndexEntry {
     /// The frame as in its segment's index. A zero frame is reduced to the blocks that no newer frame in the
     /// run covers, and its mask to the visible sectors.
     pub frame: Frame,
@@ -29,7 +29,7 @@ pub struct Entry {
     pub segment: u32,
 }
 
-impl Entry {
+impl IndexEntry {
     /// Returns a zero entry: the sectors `mask` of `run` blocks from `block` on.
     pub(super) fn zero(block: u32, run: u32, mask: Mask) -> Self {
         let frame = Frame { block, run, mask, offset: 0, stored: 0, codec: Codec::Zero, hash: [0; 16] };

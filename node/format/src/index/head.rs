@@ -11,7 +11,7 @@ use std::ops::Range;
 use holdfast_types::{Block, SegmentId};
 
 use super::RunRef;
-use super::entry::Entry;
+use super::entry::IndexEntry;
 use super::page::RunPage;
 use crate::safeguard::{Safeguard::CountFromOwner, safeguard};
 use crate::segment::SegmentRef;
@@ -204,7 +204,7 @@ impl RunHead {
     }
 
     /// Returns the segment that an entry of one of the run's pages names; `None` for zeros.
-    pub fn segment_of(&self, entry: &Entry) -> Option<SegmentId> {
+    pub fn segment_of(&self, entry: &IndexEntry) -> Option<SegmentId> {
         let segment = self.segments.get(entry.segment as usize).filter(|_| !entry.is_zero())?;
         Some(segment.id)
     }

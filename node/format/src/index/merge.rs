@@ -19,7 +19,7 @@ use std::sync::Arc;
 use holdfast_types::{Mask, RunId, SegmentId};
 
 use super::RunRef;
-use super::entry::Entry;
+use super::entry::IndexEntry;
 use super::head::{RunHead, SegmentObject};
 use super::page::RunPage;
 use super::relocate::{
@@ -64,7 +64,7 @@ pub struct RunMerge {
     drops_zeros: bool,
     writer: RunWriter,
     /// The entries of the block in progress.
-    group: Vec<Entry>,
+    group: Vec<IndexEntry>,
     /// In a survey: the frame bytes of each segment, in total and still visible.
     live: Option<BTreeMap<SegmentId, (u64, u64)>>,
     relocation: Relocation,
@@ -198,14 +198,14 @@ impl RunMerge {
                         bytes.div_ceil(u64::from(entry.frame.mask.count()));
                 } else if !self.relocation.take(part, self.group.len()) {
                     let segment = cursor.ordinal(entry.segment, &mut self.writer);
-                    self.group.push(Entry { visible, segment, ..entry });
+                    self.group.push(IndexEntry { visible, segment, ..entry });
                 }
             }
         }
         self.relocation.end_block(&mut self.writer, &mut self.group);
         if !zero.is_empty() && !self.drops_zeros && self.live.is_none() {
             // A partial mask applies to a single block.
-            self.group.push(Entry::zero(block, blocks, zero));
+            self.group.push(IndexEntry::zero(block, blocks, zero));
         }
         self.writer.push(&self.group);
         for cursor in &mut self.cursors {
@@ -270,9 +270,9 @@ impl Cursor {
     }
 
     /// Returns the `nth` entry after the next.
-    fn entry(&self, nth: usize) -> Option<Entry> {
+    fn entry(&self, nth: usize) -> Option<IndexEntry> {
         match &self.input {
-            Input::Segment(_, index) => index.frames().get(self.at + nth).map(Entry::of),
+            Input::Segment(_, index) => index.frames().get(self.at + nth).map(IndexEntry::of),
             Input::Merged(_) => self.fresh.front()?.entries().get(self.at + nth).copied(),
         }
     }

@@ -5,7 +5,7 @@
 
 use holdfast_types::{Block, Mask};
 
-use super::entry::{ENTRY_BYTES, Entry};
+use super::entry::{ENTRY_BYTES, IndexEntry};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
 const WHAT: &str = "index page";
@@ -16,7 +16,7 @@ pub(super) const PAGE_ENTRIES: usize = (64 << 10) / ENTRY_BYTES;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunPage {
     /// At least one.
-    entries: Vec<Entry>,
+    entries: Vec<IndexEntry>,
 }
 
 impl RunPage {
@@ -27,10 +27,10 @@ impl RunPage {
         if !(1..=PAGE_ENTRIES).contains(&count) {
             return Err(fields.bad("number of entries", count as u64));
         }
-        let mut entries: Vec<Entry> = Vec::with_capacity(count);
+        let mut entries: Vec<IndexEntry> = Vec::with_capacity(count);
         let mut seen = Mask::EMPTY;
         for _ in 0..count {
-            let entry = Entry::take(&mut fields)?;
+            let entry = IndexEntry::take(&mut fields)?;
             if !entry.is_zero() && entry.segment as usize >= segments {
                 return Err(fields.bad("segment ordinal", u64::from(entry.segment)));
             }
@@ -54,7 +54,7 @@ impl RunPage {
     }
 
     /// Appends the envelope around `entries`.
-    pub(super) fn encode_at_end(entries: &[Entry], out: &mut Vec<u8>) {
+    pub(super) fn encode_at_end(entries: &[IndexEntry], out: &mut Vec<u8>) {
         let length = 4 + entries.len() * ENTRY_BYTES;
         wire::enclose_at_end(out, Kind::RunPage, length, |out| {
             let count = u32::try_from(entries.len()).expect("a page has some thousand entries");
@@ -64,7 +64,7 @@ impl RunPage {
     }
 
     /// Returns the entries of `block`, newest first.
-    pub fn find(&self, block: Block) -> &[Entry] {
+    pub fn find(&self, block: Block) -> &[IndexEntry] {
         let Ok(block) = u32::try_from(block.0) else { return &[] };
         let end = self.entries.partition_point(|entry| entry.frame.block <= block);
         let Some(last) = self.entries[..end].last() else { return &[] };
@@ -77,7 +77,7 @@ impl RunPage {
     }
 
     /// Returns all entries, ascending by block.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[IndexEntry] {
         &self.entries
     }
 
@@ -88,11 +88,11 @@ impl RunPage {
 
     /// Returns the block after the last that an entry covers.
     pub(super) fn end_block(&self) -> u64 {
-        self.entries.last().map_or(0, Entry::end)
+        self.entries.last().map_or(0, IndexEntry::end)
     }
 
     /// Returns its size in memory, for a cache bounded by bytes.
     pub fn weight(&self) -> usize {
-        self.entries.len() * size_of::<Entry>()
+        self.entries.len() * size_of::<IndexEntry>()
     }
 }

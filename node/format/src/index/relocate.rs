@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use holdfast_types::{Mask, SECTOR_BYTES, SegmentId};
 
-use super::entry::Entry;
+use super::entry::IndexEntry;
 use super::writer::RunWriter;
 use crate::segment::Frame;
 use crate::wire;
@@ -147,7 +147,7 @@ impl Relocation {
 
     /// Adds the taken parts of a block to new segments, and their entries to the block's `entries`, each
     /// at the position of its newest part: if all frames stay unchanged, so does the block's content key.
-    pub(super) fn end_block(&mut self, writer: &mut RunWriter, entries: &mut Vec<Entry>) {
+    pub(super) fn end_block(&mut self, writer: &mut RunWriter, entries: &mut Vec<IndexEntry>) {
         let mut taken = std::mem::take(&mut self.block);
         let mut added = Vec::new();
         while let Some(&TakenPart { group, newer, .. }) = taken.first() {
@@ -158,7 +158,7 @@ impl Relocation {
             open.parts.extend(of_group.map(|taken| taken.part));
             let parts = &open.parts[start..];
             open.bytes += memory_of(parts);
-            added.push((newer, Entry::awaited(&parts[0].frame, mask_of(parts), open.ordinal)));
+            added.push((newer, IndexEntry::awaited(&parts[0].frame, mask_of(parts), open.ordinal)));
             self.waiting += parts.len();
             if open.bytes >= NEW_BYTES {
                 self.fill(group);

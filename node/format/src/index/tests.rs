@@ -222,8 +222,8 @@ proptest! {
             let merged = merge_relocating(&after[start..end], end == after.len(), sparse);
             let Stored::Merged(run, head, _) = &merged else { unreachable!() };
             let pages: Vec<RunPage> = (0..head.pages()).map(|page| merged.page(page)).collect();
-            let entries: Vec<Entry> = pages.iter().flat_map(RunPage::entries).copied().collect();
-            let sectors = |entry: &Entry| u64::from(entry.frame.run) * u64::from(entry.visible.count());
+            let entries: Vec<IndexEntry> = pages.iter().flat_map(RunPage::entries).copied().collect();
+            let sectors = |entry: &IndexEntry| u64::from(entry.frame.run) * u64::from(entry.visible.count());
             prop_assert_eq!(run.sectors, entries.iter().map(sectors).sum::<u64>());
             for entry in &entries {
                 for block in [u64::from(entry.frame.block), entry.end() - 1] {

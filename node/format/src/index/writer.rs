@@ -8,7 +8,7 @@ use std::sync::Arc;
 use holdfast_types::{Block, CHUNK_BLOCKS, Mask, RunId};
 
 use super::RunRef;
-use super::entry::Entry;
+use super::entry::IndexEntry;
 use super::head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
 use super::page::{PAGE_ENTRIES, RunPage};
 use crate::fence::Fence;
@@ -27,9 +27,9 @@ pub(super) struct RunWriter {
     /// Number of bytes that were taken.
     taken: u64,
     /// Entries of the page that is not full yet.
-    page: Vec<Entry>,
+    page: Vec<IndexEntry>,
     /// Full pages that wait for a segment, or follow one that does.
-    full: VecDeque<Vec<Entry>>,
+    full: VecDeque<Vec<IndexEntry>>,
     /// Number of entries in these pages.
     waiting: usize,
     /// First block and bytes of each earlier page.
@@ -72,11 +72,11 @@ impl RunWriter {
 
     /// Adds all entries of a block, newest first, its zero entry last, or a zero entry of many blocks. Blocks
     /// ascend.
-    pub(super) fn push(&mut self, group: &[Entry]) {
+    pub(super) fn push(&mut self, group: &[IndexEntry]) {
         let Some(first) = group.first() else { return };
         let (block, run) = (first.frame.block, first.frame.run);
         self.include_chunks(block, run);
-        let of_entry = |entry: &Entry| u64::from(entry.frame.run) * u64::from(entry.visible.count());
+        let of_entry = |entry: &IndexEntry| u64::from(entry.frame.run) * u64::from(entry.visible.count());
         self.sectors += group.iter().map(of_entry).sum::<u64>();
         if let ([zero], Some(last)) = (group, self.page.last_mut())
             && [&*last, zero].iter().all(|entry| entry.is_zero() && entry.visible == Mask::FULL)
@@ -124,14 +124,14 @@ impl RunWriter {
                 let offset = if safeguard(NameMovedFrame) { stored.offset } else { entry.frame.offset };
                 entry.frame = Frame { offset, ..*stored };
             }
-            let end = page.last().map_or(0, Entry::end);
+            let end = page.last().map_or(0, IndexEntry::end);
             let ends_later = |frame: &Frame| u64::from(frame.block) >= end;
             self.made.retain(|_, index| index.frames().last().is_some_and(ends_later));
             self.write_page(&page);
         }
     }
 
-    fn write_page(&mut self, page: &[Entry]) {
+    fn write_page(&mut self, page: &[IndexEntry]) {
         let start = self.body.len();
         RunPage::encode_at_end(page, &mut self.body);
         let bytes = u32::try_from(self.body.len() - start).expect("a page has some 64 KiB");

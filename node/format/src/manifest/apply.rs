@@ -9,7 +9,7 @@ use std::sync::Arc;
 use holdfast_types::{CHUNK_SECTORS, Epoch, Place, PlacedId, Seq, SnapshotUid, VolumeId};
 
 use super::Manifest;
-use super::writers::Attach;
+use super::writers::LoggedAttach;
 use crate::chunk_set::ChunkSet;
 use crate::fork::Fork;
 use crate::index::{Run, Runs};
@@ -153,7 +153,7 @@ impl Manifest {
                 self.sectors = *sectors;
                 // An attach moves the invalidated sides to the node's header.
                 self.invalidated = SideSet::NONE;
-                let attach = Attach { epoch: record.epoch, nonce: record.nonce, seq };
+                let attach = LoggedAttach { epoch: record.epoch, nonce: record.nonce, seq };
                 self.writers.attach(attach, record.unix_ms, node, displaced.as_ref());
                 self.closed = self.closed.max(Place::first_merge(record.epoch));
             }

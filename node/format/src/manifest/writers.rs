@@ -10,7 +10,7 @@ use crate::wire::{self, DecodeError, Reader};
 
 /// An attach record of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Attach {
+pub(super) struct LoggedAttach {
     pub(super) epoch: Epoch,
     pub(super) nonce: Nonce,
     pub(super) seq: Seq,
@@ -30,17 +30,23 @@ pub(super) struct Writers {
     /// True if a writer was ever replaced.
     pub(super) replaced: bool,
     /// Oldest first, at most [`REMEMBERED_ATTACHES`].
-    attaches: VecDeque<Attach>,
+    attaches: VecDeque<LoggedAttach>,
 }
 
 impl Writers {
     /// Returns the newest attach.
-    pub(super) fn newest(&self) -> Option<&Attach> {
+    pub(super) fn newest(&self) -> Option<&LoggedAttach> {
         self.attaches.back()
     }
 
     /// Attaches the writer of `attach`, created at `unix_ms` (milliseconds since 1970).
-    pub(super) fn attach(&mut self, attach: Attach, unix_ms: u64, node: &str, displaced: Option<&Displaced>) {
+    pub(super) fn attach(
+        &mut self,
+        attach: LoggedAttach,
+        unix_ms: u64,
+        node: &str,
+        displaced: Option<&Displaced>,
+    ) {
         self.attached = true;
         node.clone_into(&mut self.node);
         self.since_unix_ms = unix_ms;
@@ -53,7 +59,7 @@ impl Writers {
     }
 
     /// Returns the attach that follows this one, if any; the outer `None` if the log does not have this one.
-    pub(super) fn next_after(&self, epoch: Epoch, nonce: Nonce) -> Option<Option<&Attach>> {
+    pub(super) fn next_after(&self, epoch: Epoch, nonce: Nonce) -> Option<Option<&LoggedAttach>> {
         let mut from_it = self.attaches.iter().skip_while(|at| at.epoch != epoch || at.nonce != nonce);
         from_it.next()?;
         Some(from_it.next())
@@ -84,7 +90,7 @@ impl Writers {
         self.oldest_if_full().is_some_and(|oldest| seq < oldest.seq)
     }
 
-    fn oldest_if_full(&self) -> Option<&Attach> {
+    fn oldest_if_full(&self) -> Option<&LoggedAttach> {
         self.attaches.front().filter(|_| self.attaches.len() == REMEMBERED_ATTACHES)
     }
 
@@ -104,7 +110,7 @@ impl Writers {
     pub(super) fn put_attaches(&self, out: &mut Vec<u8>) {
         let count = u32::try_from(self.attaches.len()).expect("REMEMBERED_ATTACHES fits");
         out.extend_from_slice(&count.to_le_bytes());
-        for Attach { epoch, nonce, seq } in &self.attaches {
+        for LoggedAttach { epoch, nonce, seq } in &self.attaches {
             out.extend_from_slice(&epoch.0.to_le_bytes());
             out.extend_from_slice(&nonce.0);
             out.extend_from_slice(&seq.0.to_le_bytes());
@@ -114,7 +120,7 @@ impl Writers {
     pub(super) fn take_attaches(&mut self, fields: &mut Reader<'_>) -> Result<(), DecodeError> {
         for _ in 0..fields.count(32)? {
             let (epoch, nonce) = (Epoch(fields.u64()?), Nonce(fields.array()?));
-            self.attaches.push_back(Attach { epoch, nonce, seq: Seq(fields.u64()?) });
+            self.attaches.push_back(LoggedAttach { epoch, nonce, seq: Seq(fields.u64()?) });
         }
         Ok(())
     }

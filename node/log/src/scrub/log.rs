@@ -79,7 +79,7 @@ pub(super) async fn read(objects: &dyn ObjectStore, volume: &VolumeId) -> Result
     records.retain(|_, record| !matches!(record, Err(Damage::Missing)));
     let first = records.keys().next().copied().unwrap_or(Seq::FIRST).min(truncated_before);
     let last = checkpoints.keys().next_back().copied().unwrap_or(end).max(end);
-    let mut replay = Replay::new(volume, first == Seq::FIRST, lacks_checkpoint);
+    let mut replay = ManifestReplay::new(volume, first == Seq::FIRST, lacks_checkpoint);
     let mut seq = first;
     while seq <= last {
         let may_be_truncated = seq < truncated_before;
@@ -115,7 +115,7 @@ fn readable(read: Result<Record, LogFailure>) -> Result<Result<Record, Damage>, 
 }
 
 /// The manifest, replayed seq by seq.
-struct Replay {
+struct ManifestReplay {
     volume: VolumeId,
     /// The last known manifest.
     known: Manifest,
@@ -133,7 +133,7 @@ struct Replay {
     lacks_checkpoint: bool,
 }
 
-impl Replay {
+impl ManifestReplay {
     fn new(volume: &VolumeId, current: bool, lacks_checkpoint: bool) -> Self {
         Self {
             volume: volume.clone(),

@@ -18,14 +18,14 @@ const READ_BYTES: u64 = 4 << 20;
 
 /// A segment of the volume, by the kind of reference to it.
 #[derive(Debug, Clone)]
-pub(super) enum Named {
+pub(super) enum ReferencedSegment {
     /// Listed as a run of level 0: reads need its own index.
     Listed(Arc<SegmentRef>),
     /// Named by a merged run with this index in the list: reads need the frames that the run names.
     Merged { run: usize, ordinal: u32, object: SegmentObject },
 }
 
-impl Named {
+impl ReferencedSegment {
     /// Returns the size of the object in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.object().bytes
@@ -41,7 +41,7 @@ impl Named {
 
 /// Findings in one segment.
 pub(super) struct Scan {
-    pub(super) named: Named,
+    pub(super) named: ReferencedSegment,
     pub(super) id: SegmentId,
     pub(super) key: String,
     /// Frames read.
@@ -62,7 +62,7 @@ pub(super) enum ScanVerdict {
 pub(super) async fn scan(
     objects: &dyn ObjectStore,
     lineage: &Lineage,
-    named: Named,
+    named: ReferencedSegment,
     meter: &(dyn Fn(u64) + Send + Sync),
 ) -> Result<Scan, LogFailure> {
     let segment = named.object();

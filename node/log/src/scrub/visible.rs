@@ -15,14 +15,14 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::{BLOCK_SECTORS, Block, CHUNK_SECTORS, Chunk, Mask, SectorRange, SegmentId, VolumeId};
 
 use super::run::RunScan;
-use super::segment::{Named, Scan, ScanVerdict, check, cut_off};
+use super::segment::{ReferencedSegment, Scan, ScanVerdict, check, cut_off};
 use super::{Damage, Effect, Finding};
 use crate::error::{LogFailure, store};
 
 /// Segments with a damaged frame, by block.
 type Damaged = BTreeMap<u32, BTreeSet<SegmentId>>;
 /// Sectors with visible damage, by segment.
-type Shown = HashMap<SegmentId, Vec<SectorRange>>;
+type VisibleDamage = HashMap<SegmentId, Vec<SectorRange>>;
 
 /// A volume's runs and their scans.
 #[derive(Clone, Copy)]
@@ -56,10 +56,10 @@ pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Fi
         let visible = shown.remove(&scan.id).unwrap_or_default();
         let (fault, ranges) = match (scan.verdict, scan.named) {
             (ScanVerdict::Whole, _) => continue,
-            (ScanVerdict::Lost(fault), Named::Listed(segment)) => {
+            (ScanVerdict::Lost(fault), ReferencedSegment::Listed(segment)) => {
                 (fault, chunk_ranges(lookup.manifest, &segment.chunks))
             }
-            (ScanVerdict::Lost(fault), Named::Merged { .. }) => (fault, visible),
+            (ScanVerdict::Lost(fault), ReferencedSegment::Merged { .. }) => (fault, visible),
             (ScanVerdict::Frames(damaged), _) => {
                 let count = damaged.len() as u64;
                 let Some((frame, source)) = damaged.into_iter().next() else { continue };
@@ -106,7 +106,9 @@ impl Lookup<'_> {
     async fn named_by_runs(&self, scans: &[Scan]) -> Result<HashMap<SegmentId, Vec<Frame>>, LogFailure> {
         let mut wanted: BTreeMap<usize, BTreeMap<u32, &Scan>> = BTreeMap::new();
         for scan in scans {
-            if let (Named::Merged { run, ordinal, .. }, ScanVerdict::Lost(_)) = (&scan.named, &scan.verdict) {
+            if let (ReferencedSegment::Merged { run, ordinal, .. }, ScanVerdict::Lost(_)) =
+                (&scan.named, &scan.verdict)
+            {
                 wanted.entry(*run).or_default().insert(*ordinal, scan);
             }
         }
@@ -138,8 +140,8 @@ impl Lookup<'_> {
     }
 
     /// Returns the sectors of damaged frames that no newer frame covers, by segment.
-    async fn shown(&self, damaged: &Damaged) -> Result<Shown, LogFailure> {
-        let mut shown = Shown::new();
+    async fn shown(&self, damaged: &Damaged) -> Result<VisibleDamage, LogFailure> {
+        let mut shown = VisibleDamage::new();
         let mut chunks: BTreeMap<Chunk, Damaged> = BTreeMap::new();
         for (block, segments) in damaged {
             let chunk = Block(u64::from(*block)).chunk();
@@ -206,7 +208,7 @@ impl Lookup<'_> {
 struct BlockSearch<'a> {
     damaged: &'a Damaged,
     covered: HashMap<u32, Mask>,
-    shown: &'a mut Shown,
+    shown: &'a mut VisibleDamage,
 }
 
 impl BlockSearch<'_> {

@@ -1,7 +1,7 @@
 //! Objects that the volumes of a store need, both their own and each other's.
 //!
 //! The segments of all readable volumes number in the millions, one per seal. An id is therefore stored as a
-//! [`Fingerprint`]: about 27 bytes per needed segment during a sweep, and 8 bytes per segment named by a
+//! [`IdFingerprint`]: about 27 bytes per needed segment during a sweep, and 8 bytes per segment named by a
 //! merged run until the next sweep. Two ids with the same fingerprint keep each other's object: a sweep may
 //! miss garbage, but never deletes a needed object.
 
@@ -22,7 +22,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Lineage, PlacedId, RunId, SegmentId, Seq, SnapshotName, VolumeId};
 
-use super::{Known, Skipped};
+use super::{Skipped, SweptVolume};
 use crate::error::{LogFailure, or_damage, store};
 use crate::read::read_record;
 use crate::snapshot::read_snapshot;
@@ -32,16 +32,16 @@ use crate::snapshot::read_snapshot;
 #[derive(Debug, Default)]
 pub(super) struct Heads {
     /// The segments named by a run, by the run's key.
-    runs: BTreeMap<String, Arc<[Named]>>,
+    runs: BTreeMap<String, Arc<[NamedSegments]>>,
     /// By volume and snapshot: in a restored bucket, another root may take the key.
     roots: HashMap<(VolumeId, Snapshot), Arc<Names>>,
 }
 
 /// 64 bits of an id, independent of its number of forks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Fingerprint(u64);
+struct IdFingerprint(u64);
 
-impl Fingerprint {
+impl IdFingerprint {
     fn of(id: PlacedId) -> Self {
         let mut hasher = DefaultHasher::new();
         PlacedId { owner: 0, ..id }.hash(&mut hasher);
@@ -51,17 +51,17 @@ impl Fingerprint {
 
 /// Segments of one owner that a run names.
 #[derive(Debug)]
-struct Named {
+struct NamedSegments {
     /// Number of forks between the run's owner and the segments' owner.
     forks: u8,
-    segments: Box<[Fingerprint]>,
+    segments: Box<[IdFingerprint]>,
 }
 
-impl Named {
+impl NamedSegments {
     fn all(segments: impl Iterator<Item = SegmentId>) -> Arc<[Self]> {
-        let mut by_owner = BTreeMap::<u8, Vec<Fingerprint>>::new();
+        let mut by_owner = BTreeMap::<u8, Vec<IdFingerprint>>::new();
         for segment in segments {
-            by_owner.entry(segment.0.owner).or_default().push(Fingerprint::of(segment.0));
+            by_owner.entry(segment.0.owner).or_default().push(IdFingerprint::of(segment.0));
         }
         by_owner.into_iter().map(|(forks, segments)| Self { forks, segments: segments.into() }).collect()
     }
@@ -72,7 +72,7 @@ impl Named {
 struct Names {
     lineage: Arc<Lineage>,
     /// The segments that the manifest itself names.
-    segments: Arc<[Named]>,
+    segments: Arc<[NamedSegments]>,
     /// Its merged runs, whose heads name further segments.
     runs: Box<[Arc<RunRef>]>,
 }
@@ -90,7 +90,7 @@ impl Names {
         }
         Self {
             lineage: shared.unwrap_or_else(|| Arc::new(manifest.lineage().clone())),
-            segments: Named::all(segments.into_iter()),
+            segments: NamedSegments::all(segments.into_iter()),
             runs: runs.into(),
         }
     }
@@ -99,13 +99,13 @@ impl Names {
 /// Needed objects of one volume.
 #[derive(Debug, Default)]
 struct Own {
-    segments: HashMap<Fingerprint, Holder>,
-    runs: HashMap<Fingerprint, Holder>,
+    segments: HashMap<IdFingerprint, ObjectHolder>,
+    runs: HashMap<IdFingerprint, ObjectHolder>,
 }
 
 /// Volumes and snapshots that need an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holder {
+enum ObjectHolder {
     /// Only this snapshot: its index in [`Needed::snapshots`].
     Snapshot(u32),
     /// One or more volumes, or several snapshots.
@@ -129,7 +129,7 @@ impl Needed {
     pub(super) async fn of(
         objects: &dyn ObjectStore,
         heads: &mut Heads,
-        known: &BTreeMap<VolumeId, Known>,
+        known: &BTreeMap<VolumeId, SweptVolume>,
         skipped: &mut Vec<Skipped>,
     ) -> Result<Self, LogFailure> {
         let mut needed = Self::default();
@@ -147,10 +147,11 @@ impl Needed {
         let mut needed = Self::default();
         let mut reader = HeadReader { before: Heads::default(), now: Heads::default() };
         let names = Names::of(manifest, &Arc::new(manifest.lineage().clone()));
-        needed.add_segments(&names, Holder::Others);
+        needed.add_segments(&names, ObjectHolder::Others);
         for run in &names.runs {
             let (Ok(()) | Err(_)) =
-                or_damage(needed.add_run(objects, &mut reader, &names.lineage, run, Holder::Others)).await?;
+                or_damage(needed.add_run(objects, &mut reader, &names.lineage, run, ObjectHolder::Others))
+                    .await?;
         }
         Ok(needed)
     }
@@ -177,7 +178,7 @@ impl Needed {
         &mut self,
         objects: &dyn ObjectStore,
         reader: &mut HeadReader,
-        known: &BTreeMap<VolumeId, Known>,
+        known: &BTreeMap<VolumeId, SweptVolume>,
         skipped: &mut Vec<Skipped>,
     ) -> Result<(), LogFailure> {
         for (volume, known) in known {
@@ -190,24 +191,24 @@ impl Needed {
     }
 
     /// Returns true if all objects of the volume must be kept.
-    pub(super) fn is_kept_whole(&self, volume: &VolumeId, known: &Known) -> bool {
+    pub(super) fn is_kept_whole(&self, volume: &VolumeId, known: &SweptVolume) -> bool {
         let may_have_forks = known.manifest.is_deleted() || known.manifest.had_snapshots();
         self.kept_whole.contains(volume) || (self.any_may_be_read && may_have_forks)
     }
 
     pub(super) fn has_segment(&self, owner: &VolumeId, id: SegmentId) -> bool {
-        self.by_owner.get(owner).is_some_and(|own| own.segments.contains_key(&Fingerprint::of(id.0)))
+        self.by_owner.get(owner).is_some_and(|own| own.segments.contains_key(&IdFingerprint::of(id.0)))
     }
 
     pub(super) fn has_run(&self, owner: &VolumeId, id: RunId) -> bool {
-        self.by_owner.get(owner).is_some_and(|own| own.runs.contains_key(&Fingerprint::of(id.0)))
+        self.by_owner.get(owner).is_some_and(|own| own.runs.contains_key(&IdFingerprint::of(id.0)))
     }
 
     /// Returns the index of the only snapshot that needs the object with this key.
     pub(super) fn only_snapshot(&self, key: &ObjectKey) -> Option<usize> {
         let held = match key {
-            ObjectKey::Segment(owner, id) => self.by_owner.get(owner)?.segments.get(&Fingerprint::of(id.0)),
-            ObjectKey::Run(owner, id) => self.by_owner.get(owner)?.runs.get(&Fingerprint::of(id.0)),
+            ObjectKey::Segment(owner, id) => self.by_owner.get(owner)?.segments.get(&IdFingerprint::of(id.0)),
+            ObjectKey::Run(owner, id) => self.by_owner.get(owner)?.runs.get(&IdFingerprint::of(id.0)),
             ObjectKey::Snapshot(volume, seq) => {
                 let name = SnapshotName { volume: volume.clone(), seq: *seq };
                 return self.snapshots.binary_search(&name).ok();
@@ -220,8 +221,8 @@ impl Needed {
             | ObjectKey::PrefetchList(..) => None,
         };
         match held? {
-            Holder::Snapshot(number) => Some(*number as usize),
-            Holder::Others => None,
+            ObjectHolder::Snapshot(number) => Some(*number as usize),
+            ObjectHolder::Others => None,
         }
     }
 
@@ -229,15 +230,16 @@ impl Needed {
         &mut self,
         objects: &dyn ObjectStore,
         reader: &mut HeadReader,
-        known: &Known,
+        known: &SweptVolume,
     ) -> Result<(), LogFailure> {
         let lineage = Arc::new(known.manifest.lineage().clone());
-        self.add(objects, reader, &Names::of(&known.manifest, &lineage), Holder::Others).await?;
+        self.add(objects, reader, &Names::of(&known.manifest, &lineage), ObjectHolder::Others).await?;
         for snapshot in known.manifest.snapshots() {
             if !known.forgotten.contains(&snapshot.seq) && safeguard(SweepKeepsSnapshots) {
                 let root = reader.root(objects, &lineage, *snapshot).await?;
                 let (volume, seq) = (known.manifest.volume().clone(), snapshot.seq);
-                let holder = u32::try_from(self.snapshots.len()).map_or(Holder::Others, Holder::Snapshot);
+                let holder =
+                    u32::try_from(self.snapshots.len()).map_or(ObjectHolder::Others, ObjectHolder::Snapshot);
                 self.snapshots.push(SnapshotName { volume, seq });
                 self.add(objects, reader, &root, holder).await?;
             }
@@ -245,7 +247,7 @@ impl Needed {
         for seq in &known.held {
             match read_snapshot(objects, known.manifest.volume(), *seq).await {
                 Ok(root) => {
-                    self.add(objects, reader, &Names::of(&root, &lineage), Holder::Others).await?;
+                    self.add(objects, reader, &Names::of(&root, &lineage), ObjectHolder::Others).await?;
                 }
                 // A concurrent sweep deleted it first.
                 Err(LogFailure::Store { source: StoreError::NotFound { .. }, .. }) => {}
@@ -261,7 +263,7 @@ impl Needed {
         objects: &dyn ObjectStore,
         reader: &mut HeadReader,
         names: &Names,
-        holder: Holder,
+        holder: ObjectHolder,
     ) -> Result<(), LogFailure> {
         self.add_segments(names, holder);
         for run in &names.runs {
@@ -270,8 +272,8 @@ impl Needed {
         Ok(())
     }
 
-    fn add_segments(&mut self, names: &Names, holder: Holder) {
-        for Named { forks, segments } in &*names.segments {
+    fn add_segments(&mut self, names: &Names, holder: ObjectHolder) {
+        for NamedSegments { forks, segments } in &*names.segments {
             self.insert(&names.lineage, *forks, segments, holder, |own| &mut own.segments);
         }
     }
@@ -282,10 +284,10 @@ impl Needed {
         reader: &mut HeadReader,
         lineage: &Lineage,
         run: &RunRef,
-        holder: Holder,
+        holder: ObjectHolder,
     ) -> Result<(), LogFailure> {
         let forks = run.id.0.owner;
-        self.insert(lineage, forks, &[Fingerprint::of(run.id.0)], holder, |own| &mut own.runs);
+        self.insert(lineage, forks, &[IdFingerprint::of(run.id.0)], holder, |own| &mut own.runs);
         for named in &*reader.segments(objects, lineage, run).await? {
             let forks = forks.saturating_add(named.forks);
             self.insert(lineage, forks, &named.segments, holder, |own| &mut own.segments);
@@ -297,9 +299,9 @@ impl Needed {
         &mut self,
         lineage: &Lineage,
         forks: u8,
-        ids: &[Fingerprint],
-        holder: Holder,
-        kind: impl Fn(&mut Own) -> &mut HashMap<Fingerprint, Holder>,
+        ids: &[IdFingerprint],
+        holder: ObjectHolder,
+        kind: impl Fn(&mut Own) -> &mut HashMap<IdFingerprint, ObjectHolder>,
     ) {
         if forks > 0 && !safeguard(ForksKeepObjects) {
             return;
@@ -308,7 +310,7 @@ impl Needed {
         for id in ids {
             let known = known.entry(*id).or_insert(holder);
             if *known != holder {
-                *known = Holder::Others;
+                *known = ObjectHolder::Others;
             }
         }
     }
@@ -358,7 +360,7 @@ impl HeadReader {
         objects: &dyn ObjectStore,
         lineage: &Lineage,
         run: &RunRef,
-    ) -> Result<Arc<[Named]>, LogFailure> {
+    ) -> Result<Arc<[NamedSegments]>, LogFailure> {
         let key = lineage.run_key(run.id);
         if let Some(read) = self.now.runs.get(&key) {
             return Ok(Arc::clone(read));
@@ -371,7 +373,7 @@ impl HeadReader {
                 let damaged = |source| LogFailure::Damaged { key: key.clone(), source };
                 let own = RunRef { id: RunId(PlacedId { owner: 0, ..run.id.0 }), ..run.clone() };
                 let head = RunHead::decode(&own, &bytes).map_err(damaged)?;
-                Named::all(head.segments().iter().map(|segment| segment.id))
+                NamedSegments::all(head.segments().iter().map(|segment| segment.id))
             }
         };
         self.now.runs.insert(key, Arc::clone(&segments));
@@ -405,8 +407,8 @@ mod tests {
     /// Regression: the operator of a bucket with millions of segments exceeded its memory limit.
     #[test]
     fn a_needed_segment_takes_little_memory() {
-        assert_eq!(size_of::<(Fingerprint, Holder)>(), 16, "an entry of the map");
-        assert_eq!(size_of::<Fingerprint>(), 8, "what is remembered");
+        assert_eq!(size_of::<(IdFingerprint, ObjectHolder)>(), 16, "an entry of the map");
+        assert_eq!(size_of::<IdFingerprint>(), 8, "what is remembered");
         assert_eq!(size_of::<Names>(), 40, "what is remembered of a root, besides those");
     }
 
@@ -416,10 +418,10 @@ mod tests {
         let ids = [id(1, 7, 9), id(2, 7, 9), id(1, 8, 9), id(1, 7, 8)];
         for (number, one) in ids.iter().enumerate() {
             for other in &ids[number + 1..] {
-                assert_ne!(Fingerprint::of(one.0), Fingerprint::of(other.0), "{one:?} {other:?}");
+                assert_ne!(IdFingerprint::of(one.0), IdFingerprint::of(other.0), "{one:?} {other:?}");
             }
             let of_a_fork = PlacedId { owner: 3, ..one.0 };
-            assert_eq!(Fingerprint::of(of_a_fork), Fingerprint::of(one.0));
+            assert_eq!(IdFingerprint::of(of_a_fork), IdFingerprint::of(one.0));
         }
     }
 
@@ -428,10 +430,10 @@ mod tests {
         let id = |owner, seq| {
             SegmentId(PlacedId { owner, ..SegmentId::new(Place::until(Seq(seq)), 7, [9; 10]).0 })
         };
-        let named = Named::all([id(0, 1), id(2, 5), id(0, 3)].into_iter());
-        let found: Vec<(u8, Vec<Fingerprint>)> =
+        let named = NamedSegments::all([id(0, 1), id(2, 5), id(0, 3)].into_iter());
+        let found: Vec<(u8, Vec<IdFingerprint>)> =
             named.iter().map(|named| (named.forks, named.segments.to_vec())).collect();
-        let of = |owner, seq| Fingerprint::of(id(owner, seq).0);
+        let of = |owner, seq| IdFingerprint::of(id(owner, seq).0);
         assert_eq!(found, [(0, vec![of(0, 1), of(0, 3)]), (2, vec![of(2, 5)])]);
     }
 }

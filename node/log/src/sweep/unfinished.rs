@@ -12,7 +12,7 @@ use holdfast_objects::{ObjectStore, StoreError, UnfinishedUpload};
 use holdfast_types::VolumeId;
 use holdfast_types::key::{ObjectKey, VOLUMES_PREFIX};
 
-use super::{Known, Removed, SweepOptions};
+use super::{Removed, SweepOptions, SweptVolume};
 
 /// The required rights, for messages: a store may deny them although it allows everything else.
 pub const ABORT_RIGHTS: &str =
@@ -33,7 +33,7 @@ pub struct UnfinishedUploads {
 /// Aborts the uploads that the volumes' daemons left behind.
 pub(super) async fn abort_abandoned(
     objects: &dyn ObjectStore,
-    known: &BTreeMap<VolumeId, Known>,
+    known: &BTreeMap<VolumeId, SweptVolume>,
     removed: &BTreeMap<VolumeId, Removed>,
     options: SweepOptions,
 ) -> UnfinishedUploads {
@@ -46,7 +46,7 @@ pub(super) async fn abort_abandoned(
 
 async fn abort(
     objects: &dyn ObjectStore,
-    known: &BTreeMap<VolumeId, Known>,
+    known: &BTreeMap<VolumeId, SweptVolume>,
     removed: &BTreeMap<VolumeId, Removed>,
     options: SweepOptions,
     found: &mut UnfinishedUploads,
@@ -67,7 +67,7 @@ async fn abort(
 /// Returns true if no record can ever name the object of the upload. An unreadable volume keeps its uploads.
 fn is_abandoned(
     upload: &UnfinishedUpload,
-    known: &BTreeMap<VolumeId, Known>,
+    known: &BTreeMap<VolumeId, SweptVolume>,
     removed: &BTreeMap<VolumeId, Removed>,
 ) -> bool {
     let (volume, place) = match ObjectKey::parse(&upload.key) {
@@ -75,6 +75,6 @@ fn is_abandoned(
         Some(ObjectKey::Run(volume, id)) => (volume, id.place()),
         Some(_) | None => return false,
     };
-    let is_passed = |known: &Known| known.manifest.is_passed(place) || !safeguard(SweepPassedPlaces);
+    let is_passed = |known: &SweptVolume| known.manifest.is_passed(place) || !safeguard(SweepPassedPlaces);
     removed.contains_key(&volume) || known.get(&volume).is_some_and(is_passed)
 }

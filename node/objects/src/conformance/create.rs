@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use futures::future::join_all;
 
-use super::{StoreUnderTest, Violation, chain, during, must};
+use super::{ConformanceViolation, StoreUnderTest, chain, during, must};
 use crate::{CreateError, ErrorKind};
 
-pub(super) async fn then_read(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn then_read(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     for (name, body) in [("empty", Bytes::new()), ("small", Bytes::from_static(b"commit"))] {
         let key = subject.key(name);
         subject.must_create(&key, body.clone()).await?;
@@ -16,7 +16,7 @@ pub(super) async fn then_read(subject: &StoreUnderTest) -> Result<(), Violation>
     Ok(())
 }
 
-pub(super) async fn second_loses(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn second_loses(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = subject.key("log");
     subject.must_create(&key, Bytes::from_static(b"first")).await?;
     for body in ["second", "first"] {
@@ -31,7 +31,7 @@ pub(super) async fn second_loses(subject: &StoreUnderTest) -> Result<(), Violati
     Ok(())
 }
 
-pub(super) async fn one_of_many_wins(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn one_of_many_wins(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     for round in 0..8 {
         let key = subject.key(&format!("{round:020}"));
         let racers = (0..16u8).map(|writer| {
@@ -46,7 +46,10 @@ pub(super) async fn one_of_many_wins(subject: &StoreUnderTest) -> Result<(), Vio
                 Err(CreateError::Exists { .. }) => {}
                 Err(CreateError::Ambiguous(_)) => unclear.push(writer),
                 Err(error @ CreateError::Failed(_)) => {
-                    return Err(Violation(format!("a create in a race failed: {}", chain(&error))));
+                    return Err(ConformanceViolation(format!(
+                        "a create in a race failed: {}",
+                        chain(&error)
+                    )));
                 }
             }
         }
@@ -60,7 +63,7 @@ pub(super) async fn one_of_many_wins(subject: &StoreUnderTest) -> Result<(), Vio
     Ok(())
 }
 
-pub(super) async fn bad_keys(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn bad_keys(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     for bad in ["", "/absolute", "a//b", "a/../b", "a b", "trailing/"] {
         let refused = subject.store.create(bad, Bytes::new()).await;
         let clear = matches!(&refused, Err(CreateError::Failed(error)) if error.kind() == ErrorKind::Invalid);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{StoreUnderTest, Violation, during, must};
+use super::{ConformanceViolation, StoreUnderTest, during, must};
 use crate::{ErrorKind, Page};
 
 const BODY: Bytes = Bytes::from_static(b"x");
@@ -13,7 +13,7 @@ fn names(page: &Page) -> Vec<&str> {
     page.entries.iter().map(|entry| entry.key.as_str()).collect()
 }
 
-pub(super) async fn pages(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn pages(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let prefix = subject.key("log/");
     let mut due = Vec::new();
     // Unordered: the store must sort.
@@ -54,7 +54,7 @@ pub(super) async fn pages(subject: &StoreUnderTest) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn start_after(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn start_after(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = |name: &str| subject.key(&format!("log/{name}"));
     for name in ["a", "c", "e"] {
         subject.must_create(&key(name), BODY).await?;
@@ -77,7 +77,7 @@ pub(super) async fn start_after(subject: &StoreUnderTest) -> Result<(), Violatio
 }
 
 /// A folder is one entry regardless of its content, and distinct from one that shares its prefix.
-pub(super) async fn folders(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn folders(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     for name in ["b/1", "b/2", "b/c/3", "a/1", "b-1/1", "b.x/1", "b0/1", "ba/1", "key", "z/1"] {
         subject.must_create(&subject.key(&format!("volumes/{name}")), BODY).await?;
     }
@@ -109,7 +109,7 @@ pub(super) async fn folders(subject: &StoreUnderTest) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn fresh(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn fresh(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let prefix = format!("{}/", subject.scope);
     let empty = subject.store.list(&prefix, None, 10).await.map_err(during("listing nothing"))?;
     must!(empty.entries.is_empty() && !empty.more, "an empty prefix was listed as {empty:?}");
@@ -124,7 +124,7 @@ pub(super) async fn fresh(subject: &StoreUnderTest) -> Result<(), Violation> {
 }
 
 /// Covers an empty list, and more keys than fit into one request, few of which exist.
-pub(super) async fn delete_many(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn delete_many(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let there: Vec<String> = [0, 500, 999, 1000, 1100].map(|n| subject.key(&format!("many/{n:04}"))).into();
     for key in &there {
         subject.must_create(key, BODY).await?;
@@ -143,7 +143,7 @@ pub(super) async fn delete_many(subject: &StoreUnderTest) -> Result<(), Violatio
     Ok(())
 }
 
-pub(super) async fn delete_twice(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn delete_twice(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = subject.key("object");
     subject.must_create(&key, BODY).await?;
     subject.must_create(&subject.key("object-sibling"), BODY).await?;

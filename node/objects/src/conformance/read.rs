@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{StoreUnderTest, Violation, during, must, pattern};
+use super::{ConformanceViolation, StoreUnderTest, during, must, pattern};
 use crate::{ErrorKind, StoreError};
 
-pub(super) async fn missing(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn missing(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = subject.key("never-written");
     let store = &subject.store;
     let answers = [
@@ -20,7 +20,7 @@ pub(super) async fn missing(subject: &StoreUnderTest) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn bounded(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn bounded(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = subject.key("hundred");
     subject.must_create(&key, pattern(100)).await?;
     let whole = subject.store.get(&key, 100).await.map_err(during("get up to its own size"))?;
@@ -33,7 +33,7 @@ pub(super) async fn bounded(subject: &StoreUnderTest) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn ranges(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn ranges(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     const LEN: u64 = 10_000;
     let key = subject.key("ten-thousand");
     let body = pattern(LEN as usize);
@@ -57,7 +57,7 @@ pub(super) async fn ranges(subject: &StoreUnderTest) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn suffixes(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn suffixes(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let body = pattern(5000);
     let key = subject.key("five-thousand");
     subject.must_create(&key, body.clone()).await?;

@@ -1,12 +1,12 @@
 //! Segments: whether uploaded in one request or several, the object is the concatenation of its parts.
 
-use super::{StoreUnderTest, Violation, during, must, pattern};
+use super::{ConformanceViolation, StoreUnderTest, during, must, pattern};
 use crate::ReadyParts;
 
 /// Minimum size of S3's non-final parts. <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>
 const PART_BYTES: usize = 5 << 20;
 
-pub(super) async fn small(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn small(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = subject.key("small");
     let body = pattern(10_000);
     for time in ["once", "again"] {
@@ -23,7 +23,7 @@ pub(super) async fn small(subject: &StoreUnderTest) -> Result<(), Violation> {
     Ok(())
 }
 
-pub(super) async fn large(subject: &StoreUnderTest) -> Result<(), Violation> {
+pub(super) async fn large(subject: &StoreUnderTest) -> Result<(), ConformanceViolation> {
     let key = subject.key("large");
     let len = subject.large_bytes;
     let body = pattern(len);

@@ -157,7 +157,7 @@ async fn only_a_local_client_changes_the_log_level() {
     let (layer, level) = LogLevel::new(EnvFilter::new("info"));
     let _subscriber = tracing::Dispatch::new(tracing_subscriber::registry().with(layer));
     let client = Client::new("10.0.0.8:5".parse().unwrap(), own);
-    let endpoint = Arc::new(Endpoint { program: Fake(&[]), level: level.clone() });
+    let endpoint = Arc::new(AdminState { program: Fake(&[]), level: level.clone() });
     let refused = set_log_level(State(endpoint), Extension(client), Body::from("debug")).await;
     assert_eq!((refused.status(), level.current().unwrap()), (StatusCode::FORBIDDEN, "info".to_owned()));
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::scenario::{HOSTS, Scenario};
+use super::scenario::{CrashScenario, HOSTS};
 use crate::drive;
 use crate::invariant::Invariant;
 use crate::strike::{Condition, Strike, WriteStep};
@@ -22,22 +22,22 @@ const PATIENCE: usize = 5000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RefusedWrite {
     /// The scenario.
-    pub scenario: Scenario,
+    pub scenario: CrashScenario,
     /// Seed of all other choices.
     pub seed: u64,
     /// The write, and its failure.
     pub strike: Strike,
 }
 
-fn world(scenario: Scenario, seed: u64) -> World {
+fn world(scenario: CrashScenario, seed: u64) -> World {
     let mut world = scenario.world(seed);
     // Evicted data is read back through slots.
-    world.terms.has_slab = scenario == Scenario::Cramped;
+    world.terms.has_slab = scenario == CrashScenario::Cramped;
     world
 }
 
 /// Counts the writes of each kind in `scenario` without a failure.
-pub fn writes(scenario: Scenario, seed: u64) -> BTreeMap<WriteStep, u64> {
+pub fn writes(scenario: CrashScenario, seed: u64) -> BTreeMap<WriteStep, u64> {
     let mut world = world(scenario, seed);
     assert_eq!(scenario.play(&mut world), Ok(()), "nothing ends it");
     world.failures.strikes.visits().clone()
@@ -119,7 +119,7 @@ pub struct RefusalReport {
 }
 
 /// Fails each write of `scenarios` in every way, once and permanently.
-pub fn refuse_each(scenarios: &[Scenario], seed: u64) -> RefusalReport {
+pub fn refuse_each(scenarios: &[CrashScenario], seed: u64) -> RefusalReport {
     let mut found = RefusalReport::default();
     for &scenario in scenarios {
         for (step, count) in writes(scenario, seed) {

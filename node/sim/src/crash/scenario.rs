@@ -24,7 +24,7 @@ const LIMITS: DirtyLimits = DirtyLimits { seal_bytes: 12 * 4096, max_bytes: 24 *
 
 /// A fixed sequence of events that reaches certain crash points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Scenario {
+pub enum CrashScenario {
     /// Writes, flushes, zeroes; seals, commits and a checkpoint; the detach.
     Life,
     /// The process dies, once with a record in flight, once during its detach.
@@ -79,7 +79,7 @@ pub enum Scenario {
     Control,
 }
 
-impl Scenario {
+impl CrashScenario {
     /// All scenarios.
     pub const ALL: [Self; 23] = [
         Self::Life,

@@ -21,13 +21,13 @@ use holdfast_format::safeguard::{
     safeguard,
 };
 
-use super::kernel::{DeviceState, Kernel, Owner};
+use super::kernel::{DeviceOwner, UblkDeviceState, UblkDriver};
 use crate::host::Access;
 use crate::invariant::Invariant;
 
 /// Record of an attached volume in the run directory.
 #[derive(Debug, Clone, Copy)]
-struct Record {
+struct DeviceRecord {
     /// The tag of its device, known before the device exists.
     tag: u64,
     device: Option<u32>,
@@ -35,7 +35,7 @@ struct Record {
 
 /// Progress of a process with the device of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum DeviceStage {
     /// The process has not checked the device.
     Unknown,
     /// An attach has not added the device yet.
@@ -55,7 +55,7 @@ pub(super) type TraceEntry = (u8, &'static str);
 
 /// Facts about a served volume that a step needs.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Served {
+pub(super) struct VolumeFacts {
     /// True if the engine allows a device.
     pub(super) is_ready: bool,
     /// True if the client has stopped for a detach.
@@ -65,21 +65,21 @@ pub(super) struct Served {
 }
 
 /// The devices of the volumes of one host, as known to the daemon.
-pub(super) struct Devices {
+pub(super) struct HostDevices {
     /// The identity of the state directory.
     installation: u32,
-    records: Vec<Option<Record>>,
-    stages: Vec<Stage>,
+    records: Vec<Option<DeviceRecord>>,
+    stages: Vec<DeviceStage>,
     /// True if this process has searched for devices without a record.
     has_swept: bool,
 }
 
-impl Devices {
+impl HostDevices {
     pub(super) fn new(installation: u32, volumes: usize) -> Self {
         Self {
             installation,
             records: vec![None; volumes],
-            stages: vec![Stage::Unknown; volumes],
+            stages: vec![DeviceStage::Unknown; volumes],
             has_swept: false,
         }
     }
@@ -90,7 +90,7 @@ impl Devices {
 
     /// Drops the memory of a process that has ended.
     pub(super) fn daemon_died(&mut self) {
-        self.stages.fill(Stage::Unknown);
+        self.stages.fill(DeviceStage::Unknown);
         self.has_swept = false;
     }
 
@@ -106,7 +106,12 @@ impl Devices {
     }
 
     /// Takes the next step for a volume whose engine runs here. Returns the step, if any.
-    pub(super) fn step(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Option<TraceEntry> {
+    pub(super) fn step(
+        &mut self,
+        kernel: &mut UblkDriver,
+        volume: usize,
+        now: VolumeFacts,
+    ) -> Option<TraceEntry> {
         if !std::mem::replace(&mut self.has_swept, true) {
             self.delete_unnoted_devices(kernel);
         }
@@ -117,20 +122,20 @@ impl Devices {
     }
 
     /// Handles a volume that is neither served here nor to be recovered.
-    pub(super) fn forget_volume(&mut self, kernel: &mut Kernel, volume: usize) {
-        let mut stage = std::mem::replace(&mut self.stages[volume], Stage::Unknown);
-        if stage == Stage::Unknown && self.records[volume].is_some() {
+    pub(super) fn forget_volume(&mut self, kernel: &mut UblkDriver, volume: usize) {
+        let mut stage = std::mem::replace(&mut self.stages[volume], DeviceStage::Unknown);
+        if stage == DeviceStage::Unknown && self.records[volume].is_some() {
             // A process searches for the device of a record before the volume's files.
             stage = self.find_device(kernel, volume);
-            if let Stage::Cleared(id) = stage {
+            if let DeviceStage::Cleared(id) = stage {
                 self.delete(kernel, volume, id);
-                stage = Stage::Gone;
+                stage = DeviceStage::Gone;
             }
         }
         Invariant::DevicesAreOwn.check(stage.device().is_none(), || {
             format!("the volume left its ring, and its device is {stage:?}")
         });
-        Invariant::DevicesAreOwn.check(!kernel.has_device_of(Owner::Volume(volume)), || {
+        Invariant::DevicesAreOwn.check(!kernel.has_device_of(DeviceOwner::Volume(volume)), || {
             format!("volume {volume} left the host, and the kernel still has a device of it")
         });
         self.records[volume] = None;
@@ -139,77 +144,77 @@ impl Devices {
     /// Returns the permissions of the volume.
     pub(super) fn access(&self, volume: usize) -> Access {
         match self.stages[volume] {
-            Stage::Serving(_) => Access::Open,
-            Stage::Gone => Access::Gone,
-            Stage::Unknown
-            | Stage::Begun
-            | Stage::Added(_)
-            | Stage::Noted(_)
-            | Stage::Found(_)
-            | Stage::Stopped(_)
-            | Stage::Cleared(_) => Access::Shut,
+            DeviceStage::Serving(_) => Access::Open,
+            DeviceStage::Gone => Access::Gone,
+            DeviceStage::Unknown
+            | DeviceStage::Begun
+            | DeviceStage::Added(_)
+            | DeviceStage::Noted(_)
+            | DeviceStage::Found(_)
+            | DeviceStage::Stopped(_)
+            | DeviceStage::Cleared(_) => Access::Shut,
         }
     }
 
-    fn next_stage(&mut self, kernel: &mut Kernel, volume: usize, now: Served) -> Stage {
-        let owner = Owner::Volume(volume);
+    fn next_stage(&mut self, kernel: &mut UblkDriver, volume: usize, now: VolumeFacts) -> DeviceStage {
+        let owner = DeviceOwner::Volume(volume);
         match self.stages[volume] {
-            Stage::Unknown if self.records[volume].is_some() => self.find_device(kernel, volume),
-            Stage::Unknown => {
-                self.records[volume] = Some(Record { tag: self.tag(now.attach), device: None });
-                Stage::Begun
+            DeviceStage::Unknown if self.records[volume].is_some() => self.find_device(kernel, volume),
+            DeviceStage::Unknown => {
+                self.records[volume] = Some(DeviceRecord { tag: self.tag(now.attach), device: None });
+                DeviceStage::Begun
             }
-            Stage::Begun if now.is_closed => Stage::Gone,
-            Stage::Begun if now.is_ready => Stage::Added(kernel.add(self.tag(now.attach), owner)),
-            Stage::Added(id) => {
+            DeviceStage::Begun if now.is_closed => DeviceStage::Gone,
+            DeviceStage::Begun if now.is_ready => DeviceStage::Added(kernel.add(self.tag(now.attach), owner)),
+            DeviceStage::Added(id) => {
                 self.record_number(volume, Some(id));
-                Stage::Noted(id)
+                DeviceStage::Noted(id)
             }
-            Stage::Noted(id) | Stage::Found(id) => {
+            DeviceStage::Noted(id) | DeviceStage::Found(id) => {
                 kernel.serve(id, owner);
-                Stage::Serving(id)
+                DeviceStage::Serving(id)
             }
-            Stage::Serving(id) if now.is_closed => {
+            DeviceStage::Serving(id) if now.is_closed => {
                 kernel.stop(id, owner);
-                Stage::Stopped(id)
+                DeviceStage::Stopped(id)
             }
-            Stage::Stopped(id) if !safeguard(ClearRecordFirst) => {
+            DeviceStage::Stopped(id) if !safeguard(ClearRecordFirst) => {
                 self.delete(kernel, volume, id);
-                Stage::Cleared(id)
+                DeviceStage::Cleared(id)
             }
-            Stage::Stopped(id) => {
+            DeviceStage::Stopped(id) => {
                 self.record_number(volume, None);
-                Stage::Cleared(id)
+                DeviceStage::Cleared(id)
             }
-            Stage::Cleared(_) if !safeguard(ClearRecordFirst) => {
+            DeviceStage::Cleared(_) if !safeguard(ClearRecordFirst) => {
                 self.record_number(volume, None);
-                Stage::Gone
+                DeviceStage::Gone
             }
-            Stage::Cleared(id) => {
+            DeviceStage::Cleared(id) => {
                 self.delete(kernel, volume, id);
-                Stage::Gone
+                DeviceStage::Gone
             }
-            stage @ (Stage::Begun | Stage::Serving(_) | Stage::Gone) => stage,
+            stage @ (DeviceStage::Begun | DeviceStage::Serving(_) | DeviceStage::Gone) => stage,
         }
     }
 
     /// Searches for the device with the tag of an earlier process's record: under the number in the
     /// record, then under every other. That process may have died before it noted the number, or between
     /// clearing it and deleting the device.
-    fn find_device(&mut self, kernel: &Kernel, volume: usize) -> Stage {
-        let Record { tag, device } = self.records[volume].expect("an earlier process wrote it");
+    fn find_device(&mut self, kernel: &UblkDriver, volume: usize) -> DeviceStage {
+        let DeviceRecord { tag, device } = self.records[volume].expect("an earlier process wrote it");
         let numbered = device.and_then(|id| kernel.describe(id));
         let own = numbered.filter(|device| device.tag == tag || !safeguard(CheckDeviceTag));
         match own.or_else(|| kernel.list().find(|device| device.tag == tag)) {
-            Some(device) if device.state != DeviceState::Dead => Stage::Found(device.id),
+            Some(device) if device.state != UblkDeviceState::Dead => DeviceStage::Found(device.id),
             // It was added and never started, or it was stopped.
             Some(device) => {
                 self.record_number(volume, None);
-                Stage::Cleared(device.id)
+                DeviceStage::Cleared(device.id)
             }
             None => {
                 self.record_number(volume, None);
-                Stage::Gone
+                DeviceStage::Gone
             }
         }
     }
@@ -219,20 +224,22 @@ impl Devices {
         record.device = device;
     }
 
-    fn delete(&self, kernel: &mut Kernel, volume: usize, id: u32) {
+    fn delete(&self, kernel: &mut UblkDriver, volume: usize, id: u32) {
         let named = self.records[volume].is_some_and(|record| record.device == Some(id));
         Invariant::DevicesAreOwn
             .check(!named, || format!("device {id} is deleted, and its record still names it"));
-        kernel.delete(id, Owner::Volume(volume));
+        kernel.delete(id, DeviceOwner::Volume(volume));
     }
 
     /// Deletes devices that an earlier process added and did not note, except those that served.
-    fn delete_unnoted_devices(&self, kernel: &mut Kernel) {
+    fn delete_unnoted_devices(&self, kernel: &mut UblkDriver) {
         let known = |tag| self.records.iter().flatten().any(|record| record.tag == tag);
         let is_ours = |tag: u64| tag >> 32 == u64::from(self.installation) || !safeguard(SweepOnlyOwn);
         let orphans: Vec<_> = kernel
             .list()
-            .filter(|device| is_ours(device.tag) && !known(device.tag) && device.state == DeviceState::Dead)
+            .filter(|device| {
+                is_ours(device.tag) && !known(device.tag) && device.state == UblkDeviceState::Dead
+            })
             .collect();
         for orphan in orphans {
             Invariant::DevicesAreOwn.check(!orphan.is_foreign(), || {
@@ -243,9 +250,9 @@ impl Devices {
     }
 }
 
-impl Devices {
+impl HostDevices {
     /// Checks, at the end of a run without volumes, that the next process deletes all of its own devices.
-    pub(super) fn check_end(&mut self, kernel: &mut Kernel) {
+    pub(super) fn check_end(&mut self, kernel: &mut UblkDriver) {
         self.daemon_died();
         self.delete_unnoted_devices(kernel);
         let left: Vec<_> = kernel.list().filter(|device| !device.is_foreign()).collect();
@@ -254,7 +261,7 @@ impl Devices {
     }
 }
 
-impl Stage {
+impl DeviceStage {
     const fn trace_entry(self) -> TraceEntry {
         match self {
             Self::Unknown => (96, "the device is forgotten"),
@@ -286,15 +293,15 @@ impl Stage {
 mod tests {
     use super::*;
 
-    const SERVED: Served = Served { is_ready: true, is_closed: false, attach: 7 };
+    const SERVED: VolumeFacts = VolumeFacts { is_ready: true, is_closed: false, attach: 7 };
 
     /// Returns the state after a process died between adding a device and noting its number.
-    fn with_unnoted_device() -> (Kernel, Devices) {
-        let (mut kernel, mut devices) = (Kernel::default(), Devices::new(0xb100_0000, 1));
+    fn with_unnoted_device() -> (UblkDriver, HostDevices) {
+        let (mut kernel, mut devices) = (UblkDriver::default(), HostDevices::new(0xb100_0000, 1));
         for _ in 0..2 {
             devices.step(&mut kernel, 0, SERVED);
         }
-        assert_eq!(devices.stages[0], Stage::Added(0));
+        assert_eq!(devices.stages[0], DeviceStage::Added(0));
         assert_eq!(devices.records[0].and_then(|record| record.device), None);
         kernel.daemon_died();
         devices.daemon_died();

@@ -20,15 +20,15 @@ use std::rc::Rc;
 
 use holdfast_types::SnapshotName;
 
-use super::{Fleet, Node};
-use crate::expect::Cut;
+use super::{Fleet, SharedHost};
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::schedule::{HOSTS, Schedule};
 use crate::shared::{ProcessResources, UPLOAD_BYTES};
 use crate::store::Bucket;
-use crate::world::{Company, Death, Settled};
+use crate::world::{Company, Settled, Victim};
 
 use super::outages::Outages;
 
@@ -51,9 +51,9 @@ const LIFE: u64 = 300;
 const STRIDES: [usize; 3] = [1, 3, 12];
 
 /// Stages of a volume's life.
-enum Stage {
+enum LifeStage {
     /// Its control plane creates it, as a fork of this snapshot, which captured this content.
-    Unborn(SnapshotName, Rc<Cut>),
+    Unborn(SnapshotName, Rc<CapturedContent>),
     Living,
     /// The volume leaves every host; the number of steps taken.
     Leaving(u32),
@@ -71,7 +71,7 @@ pub(crate) struct Family {
     /// Maximum volumes at the same time.
     max_volumes: usize,
     /// Stages by volume of the fleet.
-    stages: Vec<Stage>,
+    stages: Vec<LifeStage>,
     /// Volumes that ended and whose slots others took.
     past: Vec<Schedule>,
     /// Volumes planned so far, including the first one.
@@ -91,7 +91,7 @@ impl Family {
         first.world.store.swap_bucket(&mut bucket);
         let fleet = Fleet {
             volumes: vec![first],
-            nodes: (0..HOSTS as u32).map(|host| Node::new(host, max_volumes)).collect(),
+            nodes: (0..HOSTS as u32).map(|host| SharedHost::new(host, max_volumes)).collect(),
             outages: Outages::new(&[]),
             upload_bytes: UPLOAD_BYTES,
             bucket: Some(bucket),
@@ -104,7 +104,7 @@ impl Family {
             profile,
             story,
             max_volumes,
-            stages: vec![Stage::Living],
+            stages: vec![LifeStage::Living],
             past: Vec::new(),
             created_volumes: 1,
         }
@@ -126,7 +126,7 @@ impl Family {
         world.reseed(fleet.rng.bits());
         match fleet.rng.below(24) {
             0 => fleet.step_other_program(host),
-            1 if fleet.rng.once_in(100) => fleet.apply_death(host, Death::Process),
+            1 if fleet.rng.once_in(100) => fleet.apply_death(host, Victim::Process),
             2 if fleet.rng.once_in(2) => self.fork(volume),
             2 | 3 => self.step_control(volume),
             4..=7 => {
@@ -140,17 +140,17 @@ impl Family {
 
     fn step_volume(&mut self, volume: usize, number: u64) {
         match &mut self.stages[volume] {
-            Stage::Living if self.fleet.rng.once_in(LIFE * self.max_volumes as u64) => {
+            LifeStage::Living if self.fleet.rng.once_in(LIFE * self.max_volumes as u64) => {
                 self.begin_leaving(volume)
             }
-            Stage::Living => self.fleet.step_volume(volume, |schedule| schedule.step(number)),
-            Stage::Leaving(taken) => {
+            LifeStage::Living => self.fleet.step_volume(volume, |schedule| schedule.step(number)),
+            LifeStage::Leaving(taken) => {
                 *taken += 1;
                 let taken = *taken;
                 self.leave_step(volume, taken);
             }
-            Stage::Unborn(..) | Stage::Ending => self.step_control(volume),
-            Stage::Ended => self.fleet.with_volume(volume, |schedule| schedule.world.land_late_request()),
+            LifeStage::Unborn(..) | LifeStage::Ending => self.step_control(volume),
+            LifeStage::Ended => self.fleet.with_volume(volume, |schedule| schedule.world.land_late_request()),
         }
     }
 
@@ -158,8 +158,9 @@ impl Family {
 
     /// Begins a fork of one of the volume's snapshots, if a slot is free: sometimes of a forgotten one.
     fn fork(&mut self, volume: usize) {
-        let has_snapshots = matches!(self.stages[volume], Stage::Living | Stage::Leaving(_) | Stage::Ending);
-        let ended = self.stages.iter().position(|stage| matches!(stage, Stage::Ended));
+        let has_snapshots =
+            matches!(self.stages[volume], LifeStage::Living | LifeStage::Leaving(_) | LifeStage::Ending);
+        let ended = self.stages.iter().position(|stage| matches!(stage, LifeStage::Ended));
         let place = ended.or_else(|| (self.stages.len() < self.max_volumes).then_some(self.stages.len()));
         let (true, Some(place)) =
             (has_snapshots && self.created_volumes < BIRTHS * self.max_volumes as u64, place)
@@ -190,10 +191,10 @@ impl Family {
         self.created_volumes += 1;
         if place < self.stages.len() {
             self.past.push(mem::replace(&mut self.fleet.volumes[place], fork));
-            self.stages[place] = Stage::Unborn(source, cut);
+            self.stages[place] = LifeStage::Unborn(source, cut);
         } else {
             self.fleet.volumes.push(fork);
-            self.stages.push(Stage::Unborn(source, cut));
+            self.stages.push(LifeStage::Unborn(source, cut));
         }
     }
 
@@ -204,12 +205,12 @@ impl Family {
         let steps = 1 + self.fleet.rng.below(stride);
         self.fleet.with_volume(volume, |schedule| schedule.step_control(steps));
         match &self.stages[volume] {
-            Stage::Unborn(source, cut) => {
+            LifeStage::Unborn(source, cut) => {
                 let (source, cut) = (source.clone(), Rc::clone(cut));
                 self.create_fork(volume, source, &cut);
             }
-            Stage::Ending => self.remove(volume),
-            Stage::Living | Stage::Leaving(_) | Stage::Ended => {}
+            LifeStage::Ending => self.remove(volume),
+            LifeStage::Living | LifeStage::Leaving(_) | LifeStage::Ended => {}
         }
     }
 
@@ -217,14 +218,14 @@ impl Family {
     fn forget(&mut self, snapshot: &SnapshotName) {
         let volumes = self.fleet.volumes.iter();
         let owner = volumes.zip(&self.stages).position(|(schedule, stage)| {
-            *schedule.world.store.volume() == snapshot.volume && matches!(stage, Stage::Living)
+            *schedule.world.store.volume() == snapshot.volume && matches!(stage, LifeStage::Living)
         });
         if let Some(owner) = owner {
             self.begin(owner, |schedule| schedule.world.begin_forget_of(snapshot.seq));
         }
     }
 
-    fn create_fork(&mut self, volume: usize, source: SnapshotName, cut: &Rc<Cut>) {
+    fn create_fork(&mut self, volume: usize, source: SnapshotName, cut: &Rc<CapturedContent>) {
         let dies = self.fleet.rng.once_in(30);
         let settled = self.fleet.with_volume(volume, |schedule| {
             let world = &mut schedule.world;
@@ -236,14 +237,14 @@ impl Family {
         match settled {
             Some(Settled::Made(sectors)) => {
                 self.fleet.with_volume(volume, |schedule| schedule.begin_life(sectors, cut));
-                self.stages[volume] = Stage::Living;
+                self.stages[volume] = LifeStage::Living;
                 self.begin(volume, |schedule| schedule.world.begin_prefetch_list());
                 // Like the snapshot of a clone, which exists only for it.
                 if self.fleet.rng.once_in(2) {
                     self.forget(&source);
                 }
             }
-            Some(Settled::Void) => self.stages[volume] = Stage::Ended,
+            Some(Settled::Void) => self.stages[volume] = LifeStage::Ended,
             Some(Settled::Unclear | Settled::Removed) | None => {
                 self.begin(volume, |schedule| schedule.world.begin_fork(source));
             }
@@ -263,9 +264,9 @@ impl Family {
 
     /// Marks the volume for removal, unless it is the last one.
     fn begin_leaving(&mut self, volume: usize) {
-        let living = self.stages.iter().filter(|stage| matches!(stage, Stage::Living)).count();
+        let living = self.stages.iter().filter(|stage| matches!(stage, LifeStage::Living)).count();
         if living > 1 {
-            self.stages[volume] = Stage::Leaving(0);
+            self.stages[volume] = LifeStage::Leaving(0);
             self.fleet.step_volume(volume, Schedule::begin_leaving);
         }
     }
@@ -284,7 +285,7 @@ impl Family {
             schedule.world.rejoin(company);
         });
         self.update_access(volume);
-        self.stages[volume] = Stage::Ending;
+        self.stages[volume] = LifeStage::Ending;
     }
 
     fn update_access(&mut self, volume: usize) {
@@ -295,7 +296,7 @@ impl Family {
 
     fn remove(&mut self, volume: usize) {
         match self.fleet.with_volume(volume, |schedule| schedule.world.take_settled()) {
-            Some(Settled::Removed) => self.stages[volume] = Stage::Ended,
+            Some(Settled::Removed) => self.stages[volume] = LifeStage::Ended,
             Some(Settled::Unclear | Settled::Made(_) | Settled::Void) | None => {
                 self.begin(volume, |schedule| schedule.world.begin_removal());
             }
@@ -310,7 +311,7 @@ impl Family {
     fn finish(&mut self) {
         self.leave_hosts();
         for volume in 0..self.stages.len() {
-            let stage = mem::replace(&mut self.stages[volume], Stage::Ended);
+            let stage = mem::replace(&mut self.stages[volume], LifeStage::Ended);
             self.stages[volume] = self.settle_volume(volume, stage);
         }
         self.sweep();
@@ -328,14 +329,14 @@ impl Family {
             }
             let volume = *self.fleet.rng.pick(&living);
             self.fleet.with_volume(volume, |schedule| schedule.world.remove_reliably());
-            self.stages[volume] = Stage::Ended;
+            self.stages[volume] = LifeStage::Ended;
         }
         self.fleet.with_volume(0, |schedule| schedule.world.store.check_all_removed());
     }
 
     fn living_volumes(&self) -> Vec<usize> {
         let stages = self.stages.iter().enumerate();
-        stages.filter(|(_, stage)| matches!(stage, Stage::Living)).map(|(volume, _)| volume).collect()
+        stages.filter(|(_, stage)| matches!(stage, LifeStage::Living)).map(|(volume, _)| volume).collect()
     }
 
     fn sweep(&mut self) {
@@ -363,37 +364,37 @@ impl Family {
     }
 
     /// Completes the creation or removal of a volume, with a store that answers.
-    fn settle_volume(&mut self, volume: usize, stage: Stage) -> Stage {
+    fn settle_volume(&mut self, volume: usize, stage: LifeStage) -> LifeStage {
         self.fleet.with_volume(volume, |schedule| {
             schedule.end_control();
             let world = &mut schedule.world;
             let settled = world.take_settled();
             match stage {
-                Stage::Living => Stage::Living,
-                Stage::Leaving(_) => {
+                LifeStage::Living => LifeStage::Living,
+                LifeStage::Leaving(_) => {
                     schedule.check_life();
-                    Stage::Living
+                    LifeStage::Living
                 }
-                Stage::Unborn(source, cut) => {
+                LifeStage::Unborn(source, cut) => {
                     if !matches!(settled, Some(Settled::Made(_) | Settled::Void)) {
                         world.create_fork_reliably(source);
                     }
                     match settled.into_iter().chain(world.take_settled()).last() {
                         Some(Settled::Made(sectors)) => {
                             schedule.begin_life(sectors, &cut);
-                            Stage::Living
+                            LifeStage::Living
                         }
-                        Some(Settled::Void) => Stage::Ended,
+                        Some(Settled::Void) => LifeStage::Ended,
                         Some(Settled::Removed | Settled::Unclear) | None => {
                             Invariant::ComesToRest.broken("a fork is neither made nor void")
                         }
                     }
                 }
-                Stage::Ending => {
+                LifeStage::Ending => {
                     world.remove_reliably();
-                    Stage::Ended
+                    LifeStage::Ended
                 }
-                Stage::Ended => Stage::Ended,
+                LifeStage::Ended => LifeStage::Ended,
             }
         })
     }

@@ -9,7 +9,7 @@ use crate::invariant::Invariant;
 
 /// The true owner of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Owner {
+pub(super) enum DeviceOwner {
     /// The volume with this number in the fleet.
     Volume(usize),
     /// Another program.
@@ -18,7 +18,7 @@ pub(super) enum Owner {
 
 /// State of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum DeviceState {
+pub(super) enum UblkDeviceState {
     /// Added but not started, or stopped.
     Dead,
     /// Served.
@@ -29,54 +29,54 @@ pub(super) enum DeviceState {
 
 /// The kernel's description of a device.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct DeviceInfo {
+pub(super) struct UblkDevice {
     pub(super) id: u32,
     pub(super) tag: u64,
-    pub(super) state: DeviceState,
-    owner: Owner,
+    pub(super) state: UblkDeviceState,
+    owner: DeviceOwner,
 }
 
 /// The devices of one host.
 #[derive(Default)]
-pub(super) struct Kernel {
-    devices: BTreeMap<u32, DeviceInfo>,
+pub(super) struct UblkDriver {
+    devices: BTreeMap<u32, UblkDevice>,
 }
 
-impl Kernel {
+impl UblkDriver {
     /// Adds a device with the lowest free number, like `idr_alloc`.
-    pub(super) fn add(&mut self, tag: u64, owner: Owner) -> u32 {
+    pub(super) fn add(&mut self, tag: u64, owner: DeviceOwner) -> u32 {
         let id = (0..).find(|id| !self.devices.contains_key(id)).expect("there are few devices");
-        self.devices.insert(id, DeviceInfo { id, tag, state: DeviceState::Dead, owner });
+        self.devices.insert(id, UblkDevice { id, tag, state: UblkDeviceState::Dead, owner });
         id
     }
 
     /// Describes the device with this number.
-    pub(super) fn describe(&self, id: u32) -> Option<DeviceInfo> {
+    pub(super) fn describe(&self, id: u32) -> Option<UblkDevice> {
         self.devices.get(&id).copied()
     }
 
     /// Returns true if the kernel has a device of this owner.
-    pub(super) fn has_device_of(&self, owner: Owner) -> bool {
+    pub(super) fn has_device_of(&self, owner: DeviceOwner) -> bool {
         self.devices.values().any(|device| device.owner == owner)
     }
 
     /// Returns all devices, by number.
-    pub(super) fn list(&self) -> impl Iterator<Item = DeviceInfo> {
+    pub(super) fn list(&self) -> impl Iterator<Item = UblkDevice> {
         self.devices.values().copied()
     }
 
     /// Starts a new device, or ends the recovery of one whose server has exited.
-    pub(super) fn serve(&mut self, id: u32, by: Owner) {
-        self.change(id, by, "served", DeviceState::Live);
+    pub(super) fn serve(&mut self, id: u32, by: DeviceOwner) {
+        self.change(id, by, "served", UblkDeviceState::Live);
     }
 
     /// Removes the block device.
-    pub(super) fn stop(&mut self, id: u32, by: Owner) {
-        self.change(id, by, "stopped", DeviceState::Dead);
+    pub(super) fn stop(&mut self, id: u32, by: DeviceOwner) {
+        self.change(id, by, "stopped", UblkDeviceState::Dead);
     }
 
     /// Removes the device.
-    pub(super) fn delete(&mut self, id: u32, by: Owner) {
+    pub(super) fn delete(&mut self, id: u32, by: DeviceOwner) {
         self.check(id, by, "deleted");
         self.devices.remove(&id);
     }
@@ -89,8 +89,8 @@ impl Kernel {
     /// Quiesces the devices of a daemon whose process has ended, for its successor.
     pub(super) fn daemon_died(&mut self) {
         for device in self.devices.values_mut() {
-            if device.owner != Owner::Foreign && device.state == DeviceState::Live {
-                device.state = DeviceState::Quiesced;
+            if device.owner != DeviceOwner::Foreign && device.state == UblkDeviceState::Live {
+                device.state = UblkDeviceState::Quiesced;
             }
         }
     }
@@ -100,23 +100,23 @@ impl Kernel {
         self.devices.clear();
     }
 
-    fn change(&mut self, id: u32, by: Owner, what: &str, state: DeviceState) {
+    fn change(&mut self, id: u32, by: DeviceOwner, what: &str, state: UblkDeviceState) {
         self.check(id, by, what);
         if let Some(device) = self.devices.get_mut(&id) {
             device.state = state;
         }
     }
 
-    fn check(&self, id: u32, by: Owner, what: &str) {
+    fn check(&self, id: u32, by: DeviceOwner, what: &str) {
         let Some(device) = self.devices.get(&id) else { return };
         Invariant::DevicesAreOwn
             .check(device.owner == by, || format!("device {id} of {:?} is {what} by {by:?}", device.owner));
     }
 }
 
-impl DeviceInfo {
+impl UblkDevice {
     pub(super) fn is_foreign(&self) -> bool {
-        self.owner == Owner::Foreign
+        self.owner == DeviceOwner::Foreign
     }
 }
 
@@ -126,24 +126,26 @@ mod tests {
 
     #[test]
     fn the_lowest_free_number_is_handed_out() {
-        let mut kernel = Kernel::default();
-        let ids = [(); 3].map(|()| kernel.add(1, Owner::Volume(0)));
+        let mut kernel = UblkDriver::default();
+        let ids = [(); 3].map(|()| kernel.add(1, DeviceOwner::Volume(0)));
         assert_eq!(ids, [0, 1, 2]);
-        kernel.delete(1, Owner::Volume(0));
-        assert_eq!(kernel.add(1, Owner::Volume(0)), 1);
+        kernel.delete(1, DeviceOwner::Volume(0));
+        assert_eq!(kernel.add(1, DeviceOwner::Volume(0)), 1);
     }
 
     #[test]
     fn only_what_the_daemon_served_waits_for_its_successor() {
-        let mut kernel = Kernel::default();
-        for (id, owner) in [Owner::Volume(0), Owner::Foreign, Owner::Volume(1)].into_iter().enumerate() {
+        let mut kernel = UblkDriver::default();
+        for (id, owner) in
+            [DeviceOwner::Volume(0), DeviceOwner::Foreign, DeviceOwner::Volume(1)].into_iter().enumerate()
+        {
             kernel.add(1, owner);
             if id < 2 {
                 kernel.serve(id as u32, owner);
             }
         }
         kernel.daemon_died();
-        let states: Vec<DeviceState> = kernel.list().map(|device| device.state).collect();
-        assert_eq!(states, [DeviceState::Quiesced, DeviceState::Live, DeviceState::Dead]);
+        let states: Vec<UblkDeviceState> = kernel.list().map(|device| device.state).collect();
+        assert_eq!(states, [UblkDeviceState::Quiesced, UblkDeviceState::Live, UblkDeviceState::Dead]);
     }
 }

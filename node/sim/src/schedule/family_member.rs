@@ -5,7 +5,7 @@ use std::rc::Rc;
 use holdfast_types::VolumeId;
 
 use super::Schedule;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::profile::Profile;
 use crate::trace::Trace;
 
@@ -18,7 +18,7 @@ impl Schedule {
     }
 
     /// Begins its life after the fork was created from a snapshot that captured `cut`.
-    pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<Cut>) {
+    pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<CapturedContent>) {
         self.world.begin_life(sectors, cut);
         let hosts = self.world.hosts.len();
         self.home = self.rng().below(hosts);

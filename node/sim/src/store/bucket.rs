@@ -10,16 +10,16 @@ use holdfast_format::record::{Body, Record};
 use holdfast_types::key::ObjectKey;
 use holdfast_types::{Seq, VolumeId};
 
-use super::ledger::Ledger;
+use super::ledger::VolumeLedger;
 use super::stored::Stored;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 /// All contents of the bucket, for any number of volumes.
 #[derive(Clone, Default)]
 pub(crate) struct Bucket {
     pub(super) stored: Stored,
-    pub(super) ledgers: BTreeMap<VolumeId, Ledger>,
+    pub(super) ledgers: BTreeMap<VolumeId, VolumeLedger>,
 }
 
 /// Result of a create.
@@ -65,7 +65,7 @@ impl Bucket {
 
     fn add_record(&mut self, volume: &VolumeId, seq: Seq, body: &Bytes) -> bool {
         if !self.ledgers.contains_key(volume) {
-            let ledger = Ledger::new(volume.clone(), self.initial_content(body));
+            let ledger = VolumeLedger::new(volume.clone(), self.initial_content(body));
             self.ledgers.insert(volume.clone(), ledger);
         }
         let ledger = self.ledgers.get_mut(volume).expect("it is there now");
@@ -73,7 +73,7 @@ impl Bucket {
     }
 
     /// Returns the initial content of a volume whose first record is `body`.
-    fn initial_content(&self, body: &Bytes) -> Rc<Cut> {
+    fn initial_content(&self, body: &Bytes) -> Rc<CapturedContent> {
         let created = Record::decode(body).expect("writers send whole records").body;
         let Body::Create { source: Some(fork), .. } = created else { return Rc::default() };
         let Fork { snapshot, .. } = &*fork;

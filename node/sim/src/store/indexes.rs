@@ -16,7 +16,7 @@ use holdfast_format::segment::{Frame, FrameIndex, SegmentRef};
 use holdfast_types::{Block, Mask, PlacedId, RunId, SegmentId, VolumeId};
 
 use super::frames::BlockStamps;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 /// Maximum commits of one process while a merge is due and none is carried.
@@ -26,7 +26,7 @@ const MAX_COMMITS: u64 = 10;
 struct Segment {
     index: FrameIndex,
     /// `None` if a merge may have created it.
-    cut: Option<Rc<Cut>>,
+    cut: Option<Rc<CapturedContent>>,
 }
 
 #[derive(Clone)]
@@ -58,7 +58,7 @@ pub(super) struct StoredIndexes {
 }
 
 impl StoredIndexes {
-    pub(super) fn add_segment(&mut self, id: SegmentId, index: FrameIndex, cut: Option<Rc<Cut>>) {
+    pub(super) fn add_segment(&mut self, id: SegmentId, index: FrameIndex, cut: Option<Rc<CapturedContent>>) {
         self.segments.insert(id, Segment { index, cut });
     }
 
@@ -73,7 +73,7 @@ impl StoredIndexes {
     }
 
     /// Returns the content that the seal of a segment captured.
-    pub(super) fn cut_of(&self, segment: SegmentId) -> Option<&Rc<Cut>> {
+    pub(super) fn cut_of(&self, segment: SegmentId) -> Option<&Rc<CapturedContent>> {
         self.segments.get(&segment)?.cut.as_ref()
     }
 

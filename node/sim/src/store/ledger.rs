@@ -12,28 +12,28 @@ use holdfast_types::{Epoch, Place, Seq, VolumeId};
 use super::Landed;
 use super::indexes::{MergesDue, merges_of, segments_of};
 use super::stored::Stored;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 /// A volume of the bucket.
 #[derive(Clone)]
-pub(super) struct Ledger {
+pub(super) struct VolumeLedger {
     /// The actual state of the log.
     pub(super) truth: Manifest,
     /// Its records, including truncated ones.
     pub(super) history: BTreeMap<Seq, Bytes>,
     merges: MergesDue,
     /// The content captured by its last commit, or by the snapshot from which it was forked.
-    pub(super) last_cut: Rc<Cut>,
+    pub(super) last_cut: Rc<CapturedContent>,
     /// Contents of the registered snapshots, including dropped ones.
-    pub(super) snapshots: BTreeMap<Seq, Rc<Cut>>,
+    pub(super) snapshots: BTreeMap<Seq, Rc<CapturedContent>>,
     /// Records that the model has not seen yet.
     pub(super) landed: Vec<Landed>,
 }
 
-impl Ledger {
+impl VolumeLedger {
     /// Creates a volume without records, with this initial content.
-    pub(super) fn new(volume: VolumeId, initial_content: Rc<Cut>) -> Self {
+    pub(super) fn new(volume: VolumeId, initial_content: Rc<CapturedContent>) -> Self {
         Self {
             truth: Manifest::empty(volume),
             history: BTreeMap::new(),

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use holdfast_objects::{ListedObject, Page, StoreError};
 
 #[derive(Clone)]
-struct Object {
+struct BucketObject {
     body: Bytes,
     /// Number of changes by earlier requests when it was created.
     created_at: u64,
@@ -18,12 +18,12 @@ struct Object {
 
 /// All objects, including deleted ones.
 #[derive(Clone, Default)]
-pub(super) struct Objects {
-    objects: BTreeMap<String, Object>,
+pub(super) struct BucketObjects {
+    objects: BTreeMap<String, BucketObject>,
     changes: u64,
 }
 
-impl Objects {
+impl BucketObjects {
     pub(super) fn get(&self, key: &str) -> Result<&Bytes, StoreError> {
         let found = self.objects.get(key).filter(|object| object.deleted_at.is_none());
         found.map(|object| &object.body).ok_or_else(|| StoreError::NotFound { key: key.to_owned() })
@@ -67,7 +67,8 @@ impl Objects {
 
     pub(super) fn insert(&mut self, key: &str, body: Bytes) {
         self.changes += 1;
-        self.objects.insert(key.to_owned(), Object { body, created_at: self.changes, deleted_at: None });
+        self.objects
+            .insert(key.to_owned(), BucketObject { body, created_at: self.changes, deleted_at: None });
     }
 
     /// Deletes an object. Returns true if it existed.

@@ -11,10 +11,10 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Sector, Seq, SnapshotName, SnapshotUid};
 
 use super::Store;
-use super::ledger::Ledger;
-use super::objects::Objects;
+use super::ledger::VolumeLedger;
+use super::objects::BucketObjects;
 use super::stored::Stored;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 impl Stored {
@@ -30,7 +30,7 @@ impl Stored {
     }
 }
 
-impl Ledger {
+impl VolumeLedger {
     /// Checks a mark that is stored: only at the position of a snapshot.
     pub(super) fn check_mark(&self, seq: Seq) {
         Invariant::SnapshotIsItsCut.check(self.snapshots.contains_key(&seq), || {
@@ -77,7 +77,7 @@ impl Ledger {
     }
 
     /// Returns the registered snapshots that were forgotten.
-    fn forgotten_snapshots(&self, objects: &Objects) -> Vec<Seq> {
+    fn forgotten_snapshots(&self, objects: &BucketObjects) -> Vec<Seq> {
         let volume = self.truth.volume();
         let is_marked =
             |seq: &Seq| objects.created_at(&ObjectKey::Forgotten(volume.clone(), *seq).to_string()).is_some();
@@ -85,14 +85,14 @@ impl Ledger {
     }
 
     /// Returns the snapshots that count.
-    pub(super) fn live_snapshots(&self, objects: &Objects) -> Vec<Seq> {
+    pub(super) fn live_snapshots(&self, objects: &BucketObjects) -> Vec<Seq> {
         let forgotten = self.forgotten_snapshots(objects);
         let registered = self.truth.snapshots().iter().map(|known| known.seq);
         registered.filter(|seq| !forgotten.contains(seq)).collect()
     }
 
     /// Returns the state of the volume in a snapshot; `None` if its root does not exist.
-    pub(super) fn root(&self, seq: Seq, objects: &Objects) -> Option<Manifest> {
+    pub(super) fn root(&self, seq: Seq, objects: &BucketObjects) -> Option<Manifest> {
         Manifest::decode_checkpoint(objects.get(&self.root_key(seq)).ok()?).ok()
     }
 }
@@ -122,7 +122,7 @@ impl Store {
     }
 
     /// Returns the content of a snapshot that was ever registered.
-    pub(crate) fn cut_of_snapshot(&self, seq: Seq) -> Option<Rc<Cut>> {
+    pub(crate) fn cut_of_snapshot(&self, seq: Seq) -> Option<Rc<CapturedContent>> {
         self.ledger().snapshots.get(&seq).map(Rc::clone)
     }
 
@@ -137,11 +137,11 @@ impl Store {
 
     /// Reads the volume, a fork, as of the log's last record, and compares it with the content of its
     /// snapshot.
-    pub(crate) fn check_content(&self, cut: &Cut) {
+    pub(crate) fn check_content(&self, cut: &CapturedContent) {
         self.check_state(Invariant::ForkIsItsSnapshot, &self.ledger().truth, cut);
     }
 
-    fn check_state(&self, invariant: Invariant, state: &Manifest, cut: &Cut) {
+    fn check_state(&self, invariant: Invariant, state: &Manifest, cut: &CapturedContent) {
         let mut read = (u64::MAX, Vec::new());
         let last_cut = &self.ledger().last_cut;
         let sectors = cut.touched().chain(last_cut.touched()).filter(|sector| *sector < state.sectors());

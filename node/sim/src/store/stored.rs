@@ -13,21 +13,21 @@ use holdfast_types::{Block, Lineage, RunId, SegmentId};
 
 use super::frames::{BlockStamps, UnpackedFrames};
 use super::indexes::StoredIndexes;
-use super::objects::Objects;
-use crate::expect::Cut;
+use super::objects::BucketObjects;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 /// Objects, with their indexes. Ids of segments and runs are unique across volumes.
 #[derive(Clone, Default)]
 pub(super) struct Stored {
-    pub(super) objects: Objects,
+    pub(super) objects: BucketObjects,
     pub(super) indexes: StoredIndexes,
     frames: UnpackedFrames,
 }
 
 impl Stored {
     /// Stores a segment or a run. For an upload, its seal captured `cut`.
-    pub(super) fn put(&mut self, key: &str, body: &Bytes, cut: Option<&Rc<Cut>>) {
+    pub(super) fn put(&mut self, key: &str, body: &Bytes, cut: Option<&Rc<CapturedContent>>) {
         if let Some(before) = self.objects.get_past(key) {
             Invariant::NeverForeignBytes.check(before == body, || format!("{key} changes"));
             if self.objects.get(key).is_err() {
@@ -54,7 +54,7 @@ impl Stored {
     }
 
     /// Adds the segment of an upload, or of a merge that relocates frames.
-    fn add_segment(&mut self, id: SegmentId, body: &Bytes, cut: Option<&Rc<Cut>>) {
+    fn add_segment(&mut self, id: SegmentId, body: &Bytes, cut: Option<&Rc<CapturedContent>>) {
         let index = FrameIndex::decode(&body[index_range(body)]).expect("writers send whole segments");
         self.indexes.add_segment(id, index, cut.map(Rc::clone));
     }

@@ -10,7 +10,7 @@ use holdfast_types::{Place, PlacedId, Seq, VolumeId};
 
 use super::Store;
 use super::bucket::Bucket;
-use super::ledger::Ledger;
+use super::ledger::VolumeLedger;
 use crate::invariant::Invariant;
 
 impl Bucket {
@@ -57,10 +57,10 @@ impl Bucket {
     }
 
     /// Checks the owner first.
-    fn volume_needing_data(&self, owner: &Ledger, id: PlacedId, is_run: bool) -> Option<&VolumeId> {
+    fn volume_needing_data(&self, owner: &VolumeLedger, id: PlacedId, is_run: bool) -> Option<&VolumeId> {
         let owner = owner.truth.volume();
         let others = self.ledgers.iter().filter(|(volume, _)| *volume != owner);
-        let needs = |volume: &VolumeId, ledger: &Ledger| {
+        let needs = |volume: &VolumeId, ledger: &VolumeLedger| {
             (volume == owner && !ledger.truth.is_passed(id.place))
                 || self.names_object(ledger, owner, id, is_run)
         };
@@ -72,7 +72,7 @@ impl Bucket {
     }
 
     /// Returns true if the volume of `ledger`, or one of its snapshots that count, names the object.
-    fn names_object(&self, ledger: &Ledger, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
+    fn names_object(&self, ledger: &VolumeLedger, owner: &VolumeId, id: PlacedId, is_run: bool) -> bool {
         let objects = &self.stored.objects;
         let lineage = ledger.truth.lineage();
         if lineage.volume() != owner && !lineage.ancestors().contains(owner) {
@@ -87,7 +87,7 @@ impl Bucket {
 
     /// Returns true for a fork whose record arrived after the mark of its snapshot. Its end is not in the
     /// log yet, but nothing else can follow.
-    fn is_late_fork(&self, ledger: &Ledger) -> bool {
+    fn is_late_fork(&self, ledger: &VolumeLedger) -> bool {
         let first = ledger.history.get(&Seq::FIRST).filter(|_| ledger.truth.is_unconfirmed());
         let Some(Body::Create { source: Some(fork), .. }) =
             first.and_then(|body| Record::decode(body).ok()).map(|record| record.body)

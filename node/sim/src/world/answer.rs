@@ -11,20 +11,20 @@ use holdfast_types::key::ObjectKey;
 use super::{Outage, World};
 use crate::attempt::AttachStep;
 use crate::bug::{Mutation, is_mutated};
-use crate::calls::{Answer, CallKind, LocalCall, LocalError, StoreCall};
+use crate::calls::{CallKind, CallResult, LocalCall, LocalError, StoreCall};
 use crate::disk::Disk;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::failures::RequestFate;
 use crate::invariant::Invariant;
 
 impl World {
     /// Executes the request of a future. Returns `None` if it killed the process.
-    pub(super) fn answer(&mut self, host: usize, call: &CallKind) -> Option<Answer> {
+    pub(super) fn answer(&mut self, host: usize, call: &CallKind) -> Option<CallResult> {
         let (answer, step) = match call {
-            CallKind::Sleep(_) => (Answer::Slept, None),
+            CallKind::Sleep(_) => (CallResult::Slept, None),
             CallKind::Store(call) => (self.execute_store_call(host, call, true), reached_attach_step(call)),
             CallKind::Local(call) => {
-                (Answer::Local(self.execute_local_call(host, call)), attach_step_of_write(call))
+                (CallResult::Local(self.execute_local_call(host, call)), attach_step_of_write(call))
             }
         };
         self.trace.call(host, call, &answer);
@@ -39,7 +39,7 @@ impl World {
     // ---- the store ----
 
     /// Executes a request to the store. With `is_stale`, LIST may show an older state.
-    pub(super) fn execute_store_call(&mut self, host: usize, call: &StoreCall, is_stale: bool) -> Answer {
+    pub(super) fn execute_store_call(&mut self, host: usize, call: &StoreCall, is_stale: bool) -> CallResult {
         let cut = self.cut_of(host, call);
         if matches!(call, StoreCall::Create { .. }) && self.rng.once_in(3) {
             // The worst moment for an older one to arrive.
@@ -78,7 +78,7 @@ impl World {
     }
 
     /// Returns the content captured by the seal of an upload.
-    pub(super) fn cut_of(&self, host: usize, call: &StoreCall) -> Option<Rc<Cut>> {
+    pub(super) fn cut_of(&self, host: usize, call: &StoreCall) -> Option<Rc<CapturedContent>> {
         let StoreCall::PutSegment { key, .. } = call else { return None };
         if !matches!(ObjectKey::parse(key), Some(ObjectKey::Segment(..))) {
             return None;
@@ -87,7 +87,7 @@ impl World {
         upload.map(|(_, cut)| Rc::clone(cut))
     }
 
-    fn rejected_answer(&mut self, call: &StoreCall) -> Answer {
+    fn rejected_answer(&mut self, call: &StoreCall) -> CallResult {
         let cause = || io::Error::other("simulated").into();
         let conflicts = matches!(call, StoreCall::Create { .. } | StoreCall::PutSegment { .. });
         let error = match self.rng.below(if conflicts { 4 } else { 3 }) {
@@ -201,15 +201,15 @@ fn timed_out() -> StoreError {
 }
 
 /// Returns the answer of a store that rejects these credentials.
-fn denied_answer(call: &StoreCall) -> Answer {
+fn denied_answer(call: &StoreCall) -> CallResult {
     let source = io::Error::other("simulated").into();
     failed_answer(call, StoreError::Denied { code: "AccessDenied".to_owned(), source })
 }
 
 /// Returns an answer from which the sender cannot know if the request was executed.
-fn ambiguous_answer(call: &StoreCall) -> Answer {
+fn ambiguous_answer(call: &StoreCall) -> CallResult {
     match call {
-        StoreCall::Create { .. } => Answer::Created(Err(CreateError::Ambiguous(timed_out()))),
+        StoreCall::Create { .. } => CallResult::Created(Err(CreateError::Ambiguous(timed_out()))),
         StoreCall::Get { .. }
         | StoreCall::GetRange { .. }
         | StoreCall::PutSegment { .. }
@@ -218,11 +218,11 @@ fn ambiguous_answer(call: &StoreCall) -> Answer {
     }
 }
 
-fn failed_answer(call: &StoreCall, error: StoreError) -> Answer {
+fn failed_answer(call: &StoreCall, error: StoreError) -> CallResult {
     match call {
-        StoreCall::Get { .. } | StoreCall::GetRange { .. } => Answer::Bytes(Err(error)),
-        StoreCall::Create { .. } => Answer::Created(Err(CreateError::Failed(error))),
-        StoreCall::PutSegment { .. } | StoreCall::Delete { .. } => Answer::Stored(Err(error)),
-        StoreCall::List { .. } => Answer::Listed(Err(error)),
+        StoreCall::Get { .. } | StoreCall::GetRange { .. } => CallResult::Bytes(Err(error)),
+        StoreCall::Create { .. } => CallResult::Created(Err(CreateError::Failed(error))),
+        StoreCall::PutSegment { .. } | StoreCall::Delete { .. } => CallResult::Stored(Err(error)),
+        StoreCall::List { .. } => CallResult::Listed(Err(error)),
     }
 }

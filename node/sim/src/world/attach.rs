@@ -16,9 +16,9 @@ use holdfast_types::{Epoch, Nonce, Seq};
 use super::World;
 use crate::attempt::{AttachResult, AttachStep};
 use crate::calls::LocalError;
-use crate::device::Device;
+use crate::device::SimulatedDevice;
 use crate::invariant::Invariant;
-use crate::process::Process;
+use crate::process::DaemonProcess;
 use crate::surroundings::Restored;
 use crate::terms::DEPTH;
 use crate::writers::BegunAttach;
@@ -82,7 +82,7 @@ impl World {
         let here = &mut self.hosts[host];
         assert!(here.process.is_none(), "one process at a time");
         here.process =
-            Some(Process::new(self.store.volume(), &here.disk, self.clock.counter(), shared, seed));
+            Some(DaemonProcess::new(self.store.volume(), &here.disk, self.clock.counter(), shared, seed));
     }
 
     pub(super) fn attach_ended(
@@ -174,7 +174,7 @@ impl World {
             };
             Volume::attach(setup, memory, state, now, &mut out)
         });
-        here.device = Some(Device::new(DEPTH, sectors));
+        here.device = Some(SimulatedDevice::new(DEPTH, sectors));
         match volume {
             Some(volume) => {
                 here.attempt.end(AttachResult::Acquired);

@@ -2,7 +2,7 @@
 
 use holdfast_engine::event::{Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_types::SectorRange;
 
 use super::World;
@@ -48,7 +48,7 @@ impl World {
     }
 
     /// Gives these settings to the volume that `host` serves, and to a process that takes over.
-    pub fn configure(&mut self, host: usize, settings: Settings) {
+    pub fn configure(&mut self, host: usize, settings: RuntimeSettings) {
         let here = &mut self.hosts[host];
         here.settings = settings;
         if let Some(device) = &mut here.device {

@@ -31,7 +31,7 @@ pub(crate) enum Outage {
 
 /// Victims of a death.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Death {
+pub(crate) enum Victim {
     Process,
     Host,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Company {
     /// Time that must pass for all.
     pub(crate) owed_ms: Millis,
     /// Deaths that the others have not had yet.
-    pub(crate) deaths: Vec<(usize, Death)>,
+    pub(crate) deaths: Vec<(usize, Victim)>,
     pub(crate) outage: Option<Outage>,
     /// Time until which its store's last failure may delay it.
     pub(crate) failing_until: Millis,
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// Takes the deaths that the others have not had yet.
-    pub(crate) fn take_deaths(&mut self) -> Vec<(usize, Death)> {
+    pub(crate) fn take_deaths(&mut self) -> Vec<(usize, Victim)> {
         std::mem::take(&mut self.company().deaths)
     }
 
@@ -143,7 +143,7 @@ impl World {
         })
     }
 
-    pub(super) fn note_company_death(&mut self, host: usize, death: Death) {
+    pub(super) fn note_company_death(&mut self, host: usize, death: Victim) {
         if let Some(company) = &mut self.company {
             company.deaths.push((host, death));
         }

@@ -9,7 +9,7 @@ use holdfast_engine::snapshot::CutAnswer;
 use holdfast_types::SnapshotUid;
 
 use super::World;
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 
 /// Bit that only the uids of cuts have.
@@ -44,7 +44,7 @@ impl World {
     }
 
     /// Checks that the registered snapshot of a cut is of the point at which its writes were released.
-    pub(super) fn check_cut(&self, host: usize, uid: SnapshotUid, registered: &Cut) {
+    pub(super) fn check_cut(&self, host: usize, uid: SnapshotUid, registered: &CapturedContent) {
         let Some(released) = self.hosts[host].snapshots.released_cuts.get(&uid) else { return };
         let sectors = released.touched().chain(registered.touched());
         for sector in sectors {

@@ -1,7 +1,7 @@
 //! A writer's report of its dirty bytes, against the model.
 
 use super::World;
-use crate::device::Device;
+use crate::device::SimulatedDevice;
 use crate::invariant::Invariant;
 
 const SECTOR_BYTES: u64 = 4096;
@@ -44,7 +44,7 @@ impl World {
         Invariant::DirtyIsCounted.check(counted >= least, || {
             format!("{counted} sectors count as dirty, and {least} were written that no commit holds")
         });
-        let quiet = !status.seal.in_progress && !status.repairing && Device::is_idle(device);
+        let quiet = !status.seal.in_progress && !status.repairing && SimulatedDevice::is_idle(device);
         if quiet
             && self.failures.disks_are_sound()
             && !here.disk_past.was_full()

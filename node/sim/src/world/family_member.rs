@@ -13,7 +13,7 @@ use holdfast_types::{Block, Millis, Nonce, SnapshotName, VolumeId};
 
 use super::snapshots::{CUT_OFF, ControlResult, Settled, is_temporary};
 use super::{Faults, World};
-use crate::expect::{Cut, VolumeModel};
+use crate::expect::{CapturedContent, VolumeModel};
 use crate::invariant::Invariant;
 use crate::store::Store;
 use crate::surroundings::SimObjects;
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// Begins the life of the fork, on hosts that never had it, with the content that its snapshot captured.
-    pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<Cut>) {
+    pub(crate) fn begin_life(&mut self, sectors: u64, cut: &Rc<CapturedContent>) {
         self.store.check_content(cut);
         self.check_whole_as(Invariant::ForkIsItsSnapshot);
         self.terms.sectors = sectors;

@@ -12,15 +12,15 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Nonce, SnapshotName, VolumeId};
 
 use super::World;
-use super::snapshots::{AT_ONCE, CUT_OFF, ControlPlane};
+use super::snapshots::{AT_ONCE, CUT_OFF, SimulatedControlPlane};
 use crate::calls::Calls;
-use crate::expect::{Cut, VolumeModel};
+use crate::expect::{CapturedContent, VolumeModel};
 use crate::host::Host;
 use crate::invariant::Invariant;
 use crate::rng::Rng;
 use crate::surroundings::SimObjects;
-use crate::tasks::Tasks;
-use crate::writers::Writers;
+use crate::tasks::PolledTasks;
+use crate::writers::WriterHistory;
 
 /// An ancestor of a fork.
 #[derive(Clone)]
@@ -43,7 +43,8 @@ impl World {
         let (volume, fork) = (self.store.volume().clone(), self.fork_id());
         let creation = Creation { source: Some(source), ..Creation::plain(0, Nonce(rng.bytes()), 0) };
         let calls = [Calls::default(), Calls::default(), Calls::default()];
-        let (mut forks, mut removals, mut sweeps) = (Tasks::default(), Tasks::default(), Tasks::default());
+        let (mut forks, mut removals, mut sweeps) =
+            (PolledTasks::default(), PolledTasks::default(), PolledTasks::default());
         let (objects, named) = (SimObjects(calls[0].clone()), fork.clone());
         let first = creation.clone();
         forks.start(async move { provision(&objects, &named, first).await });
@@ -85,7 +86,7 @@ impl World {
     }
 
     /// Checks that a fork reported as created has its snapshot's content, and that any other does not exist.
-    fn check_made(&mut self, fork: &VolumeId, cut: &Rc<Cut>, created: &Result<u64, LogFailure>) {
+    fn check_made(&mut self, fork: &VolumeId, cut: &Rc<CapturedContent>, created: &Result<u64, LogFailure>) {
         let named = fork.clone();
         let manifest =
             self.run_reliably(|objects| async move { read_manifest_to_end(&objects, &named).await });
@@ -122,9 +123,9 @@ impl World {
         self.store.continue_as(&fork);
         self.store.check_content(&cut);
         self.terms.sectors = sectors;
-        self.writers = Writers::default();
+        self.writers = WriterHistory::default();
         self.backup = None;
-        self.control = ControlPlane::default();
+        self.control = SimulatedControlPlane::default();
         self.hosts = (0..self.hosts.len()).map(Host::new).collect();
         for host in &mut self.hosts {
             host.content.change_log(&cut);
@@ -177,7 +178,7 @@ impl World {
     }
 
     /// Returns one of the snapshots that count, or a new one, with its content. No writer is attached.
-    fn snapshot_to_fork(&mut self, rng: &mut Rng) -> (SnapshotName, Rc<Cut>) {
+    fn snapshot_to_fork(&mut self, rng: &mut Rng) -> (SnapshotName, Rc<CapturedContent>) {
         let live = self.store.live_snapshots();
         let volume = self.store.volume().clone();
         let seq = if live.is_empty() || rng.once_in(2) {

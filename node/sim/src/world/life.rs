@@ -10,12 +10,12 @@ use holdfast_engine::volume::Volume;
 use holdfast_format::safeguard::{Safeguard::DetachAfterDevice, safeguard};
 use holdfast_format::side::Side;
 
-use super::{Death, World};
+use super::{Victim, World};
 use crate::attempt::AttachResult;
 use crate::calls::{CallKind, LocalCall, StoreCall};
-use crate::device::Device;
+use crate::device::SimulatedDevice;
 use crate::disk::{Fate, SyncMark};
-use crate::expect::Cut;
+use crate::expect::CapturedContent;
 use crate::host::HostFault;
 use crate::invariant::Invariant;
 use crate::process::{JobKind, JobResult, failed_sync_side};
@@ -98,7 +98,7 @@ impl World {
         let Some(process) = self.hosts[host].process.take() else { return };
         self.hosts[host].fault.paused = false;
         self.trace.host_event(host, 64, "the process dies");
-        self.note_company_death(host, Death::Process);
+        self.note_company_death(host, Victim::Process);
         if process.volume.is_none() {
             self.hosts[host].attempt.end(AttachResult::Died);
         }
@@ -175,7 +175,7 @@ impl World {
     }
 
     /// Keeps a request of a dropped future in flight.
-    fn execute_without_answer(&mut self, host: usize, call: &CallKind, cut: Option<&Rc<Cut>>) {
+    fn execute_without_answer(&mut self, host: usize, call: &CallKind, cut: Option<&Rc<CapturedContent>>) {
         match call {
             CallKind::Store(
                 call @ (StoreCall::Create { .. } | StoreCall::PutSegment { .. } | StoreCall::Delete { .. }),
@@ -205,7 +205,7 @@ impl World {
     pub fn lose_host(&mut self, host: usize, fate: Option<Fate<'_>>) {
         self.process_died(host);
         self.trace.host_event(host, 65, "the host loses power");
-        self.note_company_death(host, Death::Host);
+        self.note_company_death(host, Victim::Host);
         let here = &mut self.hosts[host];
         here.disk.lock().lose_power(&mut fate.unwrap_or(Fate::Some(&mut self.rng)));
         here.tmpfs.remove();
@@ -250,7 +250,7 @@ impl World {
         });
         here.process.as_mut().expect("just begun").load_manifest();
         here.begin(self.clock.now(), volume, Vec::new(), &mut self.trace);
-        let device = here.device.get_or_insert_with(|| Device::new(DEPTH, sectors));
+        let device = here.device.get_or_insert_with(|| SimulatedDevice::new(DEPTH, sectors));
         device.ready |= ready;
         let again = device.reissue();
         for (id, op, range) in again {

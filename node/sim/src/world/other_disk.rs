@@ -11,7 +11,7 @@ use holdfast_types::Nonce;
 use super::World;
 use crate::attempt::DisplacedWriter;
 use crate::disk::{Disk, Fate};
-use crate::disk_past::{Age, DiskReplacement, Snapshot};
+use crate::disk_past::{Age, DiskImage, DiskReplacement};
 use crate::expect::VolumeModel;
 use crate::invariant::Invariant;
 use crate::store::Store;
@@ -28,7 +28,7 @@ impl World {
 
     /// Returns the disk of `host` as a power cut would leave it now; `None` if its last attach used
     /// another one.
-    fn snapshot_disk(&mut self, host: usize) -> Option<Snapshot> {
+    fn snapshot_disk(&mut self, host: usize) -> Option<DiskImage> {
         let here = &self.hosts[host];
         let age = Age {
             host,
@@ -38,7 +38,7 @@ impl World {
                 || !self.store.late.is_empty(),
         };
         let (disk, expect) = (here.disk.lock().clone(), here.content.model.clone());
-        let snapshot = Snapshot::new(disk, expect, age, &mut Fate::Some(&mut self.rng));
+        let snapshot = DiskImage::new(disk, expect, age, &mut Fate::Some(&mut self.rng));
         here.disk_past.replacement().is_none().then_some(snapshot)
     }
 
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    fn set_disk(&mut self, host: usize, snapshot: Snapshot, words: &'static str) {
+    fn set_disk(&mut self, host: usize, snapshot: DiskImage, words: &'static str) {
         self.lose_host(host, None);
         self.trace.host_event(host, 81, words);
         let here = &mut self.hosts[host];

@@ -10,7 +10,7 @@ use holdfast_types::{Chunk, SectorRange};
 
 use super::World;
 use crate::bug::{Mutation, is_mutated};
-use crate::device::Device;
+use crate::device::SimulatedDevice;
 use crate::disk::{Disk, SyncMark};
 use crate::invariant::Invariant;
 use crate::rng::Rng;
@@ -118,7 +118,7 @@ impl World {
 /// The disk and the device of a host during one action, and the fate of the action.
 struct LocalFiles<'a> {
     disk: &'a mut Disk,
-    device: &'a mut Option<Device>,
+    device: &'a mut Option<SimulatedDevice>,
     rng: &'a mut Rng,
     /// True if the disk accepts no more data.
     is_full: bool,

@@ -18,11 +18,11 @@ use holdfast_types::key::ObjectKey;
 use holdfast_types::{Epoch, Nonce, Seq, SnapshotName, SnapshotUid};
 
 use super::World;
-use crate::calls::{Answer, Call, CallKind, Calls, StoreCall};
-use crate::expect::Cut;
+use crate::calls::{Call, CallKind, CallResult, Calls, StoreCall};
+use crate::expect::CapturedContent;
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
-use crate::tasks::Tasks;
+use crate::tasks::PolledTasks;
 
 /// The host whose connection the control plane uses.
 const CONTROL: usize = 0;
@@ -58,11 +58,11 @@ pub(crate) enum Settled {
 
 /// The control plane, which works on the volume's snapshots and garbage, one operation at a time.
 #[derive(Default)]
-pub(crate) struct ControlPlane {
+pub(crate) struct SimulatedControlPlane {
     /// State of its last sweep, for the next one.
     memory: SweepMemory,
     pub(super) calls: Calls,
-    pub(super) tasks: Tasks<ControlResult>,
+    pub(super) tasks: PolledTasks<ControlResult>,
     pending_call: Option<Call>,
     /// Result of the volume's creation as a fork, or of its removal.
     pub(super) settled: Option<Settled>,
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    fn check_registered(&self, taken: Snapshot) -> Rc<Cut> {
+    fn check_registered(&self, taken: Snapshot) -> Rc<CapturedContent> {
         let is_there = self.store.was_registered(&taken);
         Invariant::SnapshotIsItsCut.check(is_there, || format!("{taken:?} is said to be registered"));
         self.store.cut_of_snapshot(taken.seq).expect("it was registered")
@@ -116,7 +116,7 @@ impl World {
         let answer = match &call.kind {
             // Sweeps and removals rely on a LIST that shows the forks created before it.
             CallKind::Store(call) => self.execute_store_call(CONTROL, call, !self.shares_bucket()),
-            CallKind::Sleep(_) => Answer::Slept,
+            CallKind::Sleep(_) => CallResult::Slept,
             CallKind::Local(_) => unreachable!("it has no disk"),
         };
         self.trace.call(CONTROL, &call.kind, &answer);
@@ -265,7 +265,7 @@ impl World {
     /// Ends the control plane, and loses its requests.
     pub(super) fn stop_control(&mut self) {
         let (last, memory) = (self.control.last, mem::take(&mut self.control.memory));
-        self.control = ControlPlane { last, memory, ..ControlPlane::default() };
+        self.control = SimulatedControlPlane { last, memory, ..SimulatedControlPlane::default() };
     }
 
     /// Reads one of the snapshots that count from its stored objects.

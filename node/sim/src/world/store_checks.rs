@@ -7,10 +7,10 @@ use holdfast_types::{Nonce, Seq};
 
 use super::World;
 use super::snapshots::CUT_OFF;
-use crate::calls::{Answer, Call, CallKind, Calls};
+use crate::calls::{Call, CallKind, CallResult, Calls};
 use crate::invariant::Invariant;
 use crate::surroundings::SimObjects;
-use crate::tasks::Tasks;
+use crate::tasks::PolledTasks;
 
 impl World {
     /// Checks that a scrub reads everything that the log refers to and finds no damage.
@@ -77,7 +77,7 @@ impl World {
         begin: impl FnOnce(SimObjects) -> F,
     ) -> F::Output {
         let calls = Calls::default();
-        let mut tasks = Tasks::default();
+        let mut tasks = PolledTasks::default();
         tasks.start(begin(SimObjects(calls.clone())));
         loop {
             if let Some(ended) = tasks.next_ended() {
@@ -91,7 +91,7 @@ impl World {
     pub(super) fn answer_reliably(&mut self, call: Call) {
         let answer = match &call.kind {
             CallKind::Store(call) => self.store.apply(call, None, 0),
-            CallKind::Sleep(_) => Answer::Slept,
+            CallKind::Sleep(_) => CallResult::Slept,
             CallKind::Local(_) => unreachable!("it has no disk"),
         };
         call.answer(answer);

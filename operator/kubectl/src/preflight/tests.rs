@@ -10,8 +10,8 @@ use crate::{Command, Settings};
 const DAEMON_SET: &str = include_str!("../../../../charts/holdfast/templates/node-daemonset.yaml");
 const VALUES: &str = include_str!("../../../../charts/holdfast/values.yaml");
 
-fn run() -> Run {
-    Run {
+fn run() -> PreflightRun {
+    PreflightRun {
         name: "run-1".to_owned(),
         image: image_of(None),
         image_pull_secret: None,
@@ -41,7 +41,7 @@ fn nodes_are_named_or_all() {
 
 #[test]
 fn the_pod_is_on_its_node_whatever_taints_it_has() {
-    let pod = pod("worker-1", &Run { state_dir: "/mnt/nvme".to_owned(), ..run() });
+    let pod = pod("worker-1", &PreflightRun { state_dir: "/mnt/nvme".to_owned(), ..run() });
     let checked: Pod = serde_json::from_value(pod.clone()).unwrap();
     let spec = checked.spec.unwrap();
     assert_eq!(spec.node_name.as_deref(), Some("worker-1"));
@@ -239,7 +239,7 @@ fn the_time_for_retries_begins_with_the_first_failed_pull() {
 fn the_pod_has_the_secret_of_a_private_registry() {
     let image_pull_secret = parse("preflight a --image-pull-secret registry").unwrap().image_pull_secret;
     assert_eq!(image_pull_secret.as_deref(), Some("registry"));
-    let with = pod("a", &Run { image_pull_secret, ..run() });
+    let with = pod("a", &PreflightRun { image_pull_secret, ..run() });
     assert_eq!(with["spec"]["imagePullSecrets"], json!([{ "name": "registry" }]));
     assert_eq!(pod("a", &run())["spec"]["imagePullSecrets"], json!([]));
 }

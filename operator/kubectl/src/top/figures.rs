@@ -20,7 +20,7 @@ pub(super) enum FigureKind {
 
 /// A figure, and the metric it is calculated from (see docs/metrics.md).
 #[derive(Debug)]
-pub(super) struct Figure {
+pub(super) struct MetricFigure {
     pub(super) metric: &'static str,
     pub(super) kind: FigureKind,
 }
@@ -28,20 +28,20 @@ pub(super) struct Figure {
 /// Number of [`FIGURES`].
 pub(super) const COUNT: usize = 12;
 
-const fn rate(metric: &'static str) -> Figure {
-    Figure { metric, kind: FigureKind::Rate }
+const fn rate(metric: &'static str) -> MetricFigure {
+    MetricFigure { metric, kind: FigureKind::Rate }
 }
 
-const fn value(metric: &'static str) -> Figure {
-    Figure { metric, kind: FigureKind::Value }
+const fn value(metric: &'static str) -> MetricFigure {
+    MetricFigure { metric, kind: FigureKind::Value }
 }
 
-const fn slowest(operation: &'static str) -> Figure {
-    Figure { metric: "holdfast_volume_request_seconds", kind: FigureKind::Slowest(operation) }
+const fn slowest(operation: &'static str) -> MetricFigure {
+    MetricFigure { metric: "holdfast_volume_request_seconds", kind: FigureKind::Slowest(operation) }
 }
 
 /// All figures of a volume, in the order of the table.
-pub(super) const FIGURES: [Figure; COUNT] = [
+pub(super) const FIGURES: [MetricFigure; COUNT] = [
     rate("holdfast_volume_read_requests"),
     rate("holdfast_volume_write_requests"),
     rate("holdfast_volume_cold_reads"),
@@ -67,12 +67,12 @@ pub(super) struct Reading {
     /// Time of the read.
     at: Instant,
     /// The attached volumes, by id.
-    volumes: BTreeMap<String, Volume>,
+    volumes: BTreeMap<String, VolumeReading>,
 }
 
 /// A volume in one read.
 #[derive(Debug, Default)]
-struct Volume {
+struct VolumeReading {
     is_attached: bool,
     name: Option<String>,
     claim: Option<String>,
@@ -83,7 +83,7 @@ struct Volume {
 
 /// A volume across two reads.
 #[derive(Debug, PartialEq)]
-pub(super) struct Row {
+pub(super) struct VolumeRow {
     pub(super) id: String,
     /// Name of its Volume, or its id while the daemon does not know the name.
     pub(super) name: String,
@@ -102,7 +102,7 @@ impl Reading {
     /// # Errors
     /// The text is not in a metrics format.
     pub(super) fn new(at: Instant, text: &str) -> Result<Self, String> {
-        let mut volumes = BTreeMap::<String, Volume>::new();
+        let mut volumes = BTreeMap::<String, VolumeReading>::new();
         for sample in samples(text)? {
             let Some(id) = sample.label("volume") else { continue };
             let volume = volumes.entry(id.to_owned()).or_default();
@@ -136,11 +136,11 @@ impl Reading {
     }
 
     /// Returns the volumes that `node` serves as of this read, with the rates since `before`.
-    pub(super) fn since(self, before: &Self, node: &str) -> Vec<Row> {
+    pub(super) fn since(self, before: &Self, node: &str) -> Vec<VolumeRow> {
         let seconds = self.at.saturating_duration_since(before.at).as_secs_f64();
-        let row = |(id, now): (String, Volume)| {
+        let row = |(id, now): (String, VolumeReading)| {
             let then = before.volumes.get(&id).filter(|then| !now.has_restarted_since(then));
-            let figure = |(at, figure): (usize, &Figure)| match figure.kind {
+            let figure = |(at, figure): (usize, &MetricFigure)| match figure.kind {
                 FigureKind::Value => now.samples[at],
                 FigureKind::Rate if seconds > 0.0 => Some((now.samples[at]? - then?.samples[at]?) / seconds),
                 FigureKind::Rate => None,
@@ -149,13 +149,13 @@ impl Reading {
             let mut figures = [None; COUNT];
             FIGURES.iter().enumerate().for_each(|it| figures[it.0] = figure(it));
             let (name, is_new) = (now.name.unwrap_or_else(|| id.clone()), then.is_none());
-            Row { id, name, claim: now.claim, node: node.to_owned(), figures, is_new }
+            VolumeRow { id, name, claim: now.claim, node: node.to_owned(), figures, is_new }
         };
         self.volumes.into_iter().map(row).collect()
     }
 }
 
-impl Volume {
+impl VolumeReading {
     /// Returns true if a counter was reset after `then`.
     fn has_restarted_since(&self, then: &Self) -> bool {
         let both = FIGURES.iter().zip(self.samples.iter().zip(&then.samples));
@@ -163,7 +163,7 @@ impl Volume {
     }
 }
 
-impl Figure {
+impl MetricFigure {
     /// Returns true if the figure uses the samples called `name` of this `operation`.
     fn is_of(&self, name: &str, operation: Option<&str>) -> bool {
         match self.kind {
@@ -250,7 +250,7 @@ holdfast_log_dropped_lines_total 0.0
     }
 
     /// Returns the rows of two reads, the second taken `later` after the first.
-    pub(in crate::top) fn rows(before: &str, after: &str, later: Duration) -> Vec<Row> {
+    pub(in crate::top) fn rows(before: &str, after: &str, later: Duration) -> Vec<VolumeRow> {
         let begin = Instant::now();
         let before = Reading::new(begin, before).unwrap();
         Reading::new(begin + later, after).unwrap().since(&before, "a")
@@ -383,7 +383,7 @@ holdfast_log_dropped_lines_total 0.0
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
         let page = fs::read_to_string(page).unwrap();
         let named = |name: &str, kind: &str| page.contains(&format!("| `{name}` | {kind} |"));
-        for Figure { metric, kind } in &FIGURES {
+        for MetricFigure { metric, kind } in &FIGURES {
             let kind = match kind {
                 FigureKind::Rate => "counter",
                 FigureKind::Value => "gauge",

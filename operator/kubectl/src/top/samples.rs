@@ -44,10 +44,10 @@ fn sample(line: &str) -> Option<Sample<'_>> {
     Some(Sample { name, labels, value })
 }
 
-type Labels<'a> = Vec<(&'a str, String)>;
+type SampleLabels<'a> = Vec<(&'a str, String)>;
 
 /// Parses the labels at the start of `text`; also returns the text after the closing brace.
-fn labels(mut text: &str) -> Option<(Labels<'_>, &str)> {
+fn labels(mut text: &str) -> Option<(SampleLabels<'_>, &str)> {
     let mut labels = Vec::new();
     loop {
         if let Some(rest) = text.strip_prefix('}') {

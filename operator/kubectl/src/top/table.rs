@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use holdfast_crds::TimeSpan;
 
-use super::figures::{COUNT, Row};
+use super::figures::{COUNT, VolumeRow};
 
 /// Column that the lines are sorted by: names ascending, figures descending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -74,11 +74,11 @@ const COLUMNS: [Column; COUNT] = [
 ];
 
 /// Formats the lines of the table.
-pub(super) fn table(mut rows: Vec<Row>, sort_by: SortBy) -> String {
+pub(super) fn table(mut rows: Vec<VolumeRow>, sort_by: SortBy) -> String {
     rows.sort_by(|one, other| compare(one, other, sort_by).then_with(|| one.name.cmp(&other.name)));
     let mut lines =
         vec![cells(NAMES.map(str::to_owned), COLUMNS.iter().map(|column| column.title.to_owned()))];
-    for Row { name, claim, node, figures, .. } in rows {
+    for VolumeRow { name, claim, node, figures, .. } in rows {
         let names = [name, claim.unwrap_or_else(unknown), node];
         let figure = |(column, value): (&Column, Option<f64>)| value.map_or_else(unknown, column.text);
         lines.push(cells(names, COLUMNS.iter().zip(figures).map(figure)));
@@ -106,7 +106,7 @@ fn cells(names: [String; 3], figures: impl Iterator<Item = String>) -> Vec<Strin
 }
 
 /// Compares two lines; one without the figure sorts last.
-fn compare(one: &Row, other: &Row, sort_by: SortBy) -> Ordering {
+fn compare(one: &VolumeRow, other: &VolumeRow, sort_by: SortBy) -> Ordering {
     match sort_by {
         SortBy::Name => Ordering::Equal,
         SortBy::Claim => (one.claim.is_none(), &one.claim).cmp(&(other.claim.is_none(), &other.claim)),
@@ -124,7 +124,7 @@ fn compare(one: &Row, other: &Row, sort_by: SortBy) -> Ordering {
         | SortBy::WriteP99
         | SortBy::FlushP99 => {
             let at = COLUMNS.iter().position(|column| column.sort_by == sort_by);
-            let figure = |row: &Row| at.and_then(|at| row.figures[at]).unwrap_or(f64::NEG_INFINITY);
+            let figure = |row: &VolumeRow| at.and_then(|at| row.figures[at]).unwrap_or(f64::NEG_INFINITY);
             figure(other).total_cmp(&figure(one))
         }
     }
@@ -211,7 +211,7 @@ mod tests {
             let mut figures = [None; COUNT];
             (figures[0], figures[6]) = (reads, dirty);
             let (id, name, node) = (format!("id-{name}"), name.to_owned(), node.to_owned());
-            Row { id, name, claim: claim.map(str::to_owned), node, figures, is_new: false }
+            VolumeRow { id, name, claim: claim.map(str::to_owned), node, figures, is_new: false }
         };
         let rows = vec![
             row("c", None, "x", Some(1.0), Some(9.0)),

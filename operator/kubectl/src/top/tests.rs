@@ -21,12 +21,12 @@ fn running() -> Value {
 }
 
 /// Returns the answer of node b, which serves the volume pvc-1.
-fn answer() -> Vec<Row> {
-    let of_b = |row: Row| Row { node: "b".to_owned(), ..row };
+fn answer() -> Vec<VolumeRow> {
+    let of_b = |row: VolumeRow| VolumeRow { node: "b".to_owned(), ..row };
     rows(TEXT, &later(), Duration::from_secs(2)).into_iter().map(of_b).collect()
 }
 
-fn outcome_of(names: &[&str], answers: Vec<(&str, Result<Vec<Row>, &str>)>) -> (String, bool) {
+fn outcome_of(names: &[&str], answers: Vec<(&str, Result<Vec<VolumeRow>, &str>)>) -> (String, bool) {
     let seen = seen();
     let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let wanted = wanted(&seen.volumes, &names).unwrap();
@@ -76,8 +76,9 @@ fn one_of_two_daemons_of_a_node_is_enough() {
 
 #[test]
 fn named_volumes_are_shown_alone() {
-    let other =
-        || answer().into_iter().map(|row| Row { id: "id-9".to_owned(), name: "other".to_owned(), ..row });
+    let other = || {
+        answer().into_iter().map(|row| VolumeRow { id: "id-9".to_owned(), name: "other".to_owned(), ..row })
+    };
     for name in ["pvc-1", "shop/data"] {
         let (text, is_complete) =
             outcome_of(&[name], vec![("b", Ok(answer().into_iter().chain(other()).collect()))]);
@@ -101,7 +102,7 @@ fn an_unknown_volume_is_refused() {
 
 #[test]
 fn a_volume_whose_counters_began_again_is_named() {
-    let rows = answer().into_iter().map(|row| Row { is_new: true, ..row }).collect();
+    let rows = answer().into_iter().map(|row| VolumeRow { is_new: true, ..row }).collect();
     let (text, is_complete) = outcome_of(&[], vec![("b", Ok(rows))]);
     assert!(is_complete, "nothing is missing but a rate: {text}");
     assert!(

@@ -5,7 +5,7 @@ mod clocks;
 use holdfast_cluster::api::ApiError;
 use holdfast_crds::{ConditionBuilder, ConditionStatus, ObjectStoreStatus, SweepStatus, Time};
 use holdfast_log::Creation;
-use holdfast_log::trash::{Terms, discard, read_trash};
+use holdfast_log::trash::{TrashTerms, discard, read_trash};
 use holdfast_objects::{Blocker, ErrorKind, Fault, Gate, MemoryStore, ReadyParts, Verb};
 use holdfast_types::key::{ObjectKey, TrashKey};
 use holdfast_types::{Nonce, Place, SegmentId, Seq, SnapshotName, SnapshotUid, VolumeId};
@@ -209,7 +209,7 @@ async fn a_dry_run_counts_what_a_sweep_would_delete() {
     holdfast_log::provision(&bucket, &deleted, Creation::plain(64, Nonce([1; 16]), 0))
         .await
         .expect("created");
-    let terms = Terms { keep: HOUR, owner: "uid-main".to_owned() };
+    let terms = TrashTerms { keep: HOUR, owner: "uid-main".to_owned() };
     assert!(discard(&bucket, &deleted, Nonce([1; 16]), &terms, None).await.expect("deleted"));
     let before = bucket.keys();
     let mut store = hourly("main", "1h");
@@ -245,7 +245,7 @@ async fn a_sweep_deletes_no_more_than_its_limit() {
 /// Provisions volumes, and trashes them for ObjectStore `main`.
 async fn trash(ids: &[&str], keep: Duration) -> MemoryStore {
     let (bucket, nonce) = (MemoryStore::new(), Nonce([1; 16]));
-    let terms = Terms { keep, owner: "uid-main".to_owned() };
+    let terms = TrashTerms { keep, owner: "uid-main".to_owned() };
     for id in ids {
         let id = id.parse().expect("an id");
         holdfast_log::provision(&bucket, &id, Creation::plain(64, nonce, 0)).await.expect("created");
@@ -320,7 +320,7 @@ async fn a_used_volume_trashed_by_another_is_restored_soon() {
     let (bucket, nonce) = (fake.bucket(), Nonce([1; 16]));
     let id = "used".parse().expect("an id");
     holdfast_log::provision(&*bucket, &id, Creation::plain(64, nonce, 0)).await.expect("created");
-    let terms = Terms { keep: DAY, owner: "another-cluster".to_owned() };
+    let terms = TrashTerms { keep: DAY, owner: "another-cluster".to_owned() };
     assert!(discard(&*bucket, &id, nonce, &terms, None).await.expect("deleted"));
     sleep(HOUR + 2 * MINUTE).await;
     assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/")), "{:?}", bucket.keys());
@@ -383,7 +383,7 @@ async fn a_used_volume_is_restored_beside_a_long_sweep() {
     let (bucket, nonce) = (fake.bucket(), Nonce([1; 16]));
     let id = "used".parse().expect("an id");
     holdfast_log::provision(&*bucket, &id, Creation::plain(64, nonce, 0)).await.expect("created");
-    let terms = Terms { keep: DAY, owner: "another-cluster".to_owned() };
+    let terms = TrashTerms { keep: DAY, owner: "another-cluster".to_owned() };
     assert!(discard(&*bucket, &id, nonce, &terms, None).await.expect("deleted"));
     sleep(HOUR + 2 * MINUTE).await;
     assert!(bucket.keys().iter().all(|key| !key.starts_with("trash/")), "{:?}", bucket.keys());
@@ -460,7 +460,7 @@ async fn an_unreadable_end_of_a_superseded_stay_stops_no_sweep() {
     let stays = read_trash(&bucket).await.expect("listed").stays.into_iter();
     let first = stays.map(|there| there.stay).find(|stay| stay.volume == twice).expect("its stay");
     sleep(MINUTE).await;
-    let terms = Terms { keep: DAY, owner: "uid-main".to_owned() };
+    let terms = TrashTerms { keep: DAY, owner: "uid-main".to_owned() };
     assert!(discard(&bucket, &twice, Nonce([2; 16]), &terms, None).await.expect("deleted"));
     let archived = ErrorKind::Blocked(Blocker::Archived);
     bucket.make_unreadable(&TrashKey::End(first).to_string(), archived);

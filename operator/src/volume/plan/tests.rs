@@ -53,8 +53,8 @@ fn new_volume() -> ClusterFacts {
     }
 }
 
-fn terms() -> Terms {
-    Terms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
+fn terms() -> TrashTerms {
+    TrashTerms { keep: Duration::from_hours(24), owner: "store-uid".to_owned() }
 }
 
 /// A volume that exists in its store and is desired on `desired`, granted to `assigned`, served by `serving`.

@@ -6,7 +6,7 @@ use crate::volumes::tests::Fake;
 
 const UID: SnapshotUid = SnapshotUid([7; 16]);
 
-fn task(step: &str, progress: Option<&str>) -> Option<Task> {
+fn task(step: &str, progress: Option<&str>) -> Option<MemberStep> {
     let status = json!({ "groupStep": step, "groupProgress": progress });
     next(&serde_json::from_value(status).expect("a status"))
 }
@@ -15,31 +15,31 @@ fn task(step: &str, progress: Option<&str>) -> Option<Task> {
 fn a_node_makes_the_step_that_the_operator_wrote() {
     assert_eq!(next(&VolumeSnapshotStatus::default()), None, "the operator has not written one");
     // Without it, a deletion could not distinguish this node from one that takes a snapshot at once.
-    assert_eq!(task("Prepare", None), Some(Task::Announce));
-    assert_eq!(task("Prepare", Some("Preparing")), Some(Task::Cut(CutStep::Prepare)));
-    assert_eq!(task("Prepare", Some("Prepared")), Some(Task::StayPrepared), "prepared ends by itself");
+    assert_eq!(task("Prepare", None), Some(MemberStep::Announce));
+    assert_eq!(task("Prepare", Some("Preparing")), Some(MemberStep::Cut(CutStep::Prepare)));
+    assert_eq!(task("Prepare", Some("Prepared")), Some(MemberStep::StayPrepared), "prepared ends by itself");
     for done in [Some("Preparing"), Some("Prepared")] {
-        assert_eq!(task("Hold", done), Some(Task::Cut(CutStep::Hold)));
+        assert_eq!(task("Hold", done), Some(MemberStep::Cut(CutStep::Hold)));
     }
-    assert_eq!(task("Hold", Some("Held")), Some(Task::Cut(CutStep::Hold)), "a hold lapses by itself");
+    assert_eq!(task("Hold", Some("Held")), Some(MemberStep::Cut(CutStep::Hold)), "a hold lapses by itself");
     for done in [None, Some("Prepared"), Some("Held")] {
-        assert_eq!(task("Release", done), Some(Task::Cut(CutStep::Release)));
+        assert_eq!(task("Release", done), Some(MemberStep::Cut(CutStep::Release)));
     }
-    assert_eq!(task("Release", Some("Released")), Some(Task::Await));
+    assert_eq!(task("Release", Some("Released")), Some(MemberStep::Await));
 }
 
 /// A second preparation would be reported before the operator has noticed the failed attempt, and would block
 /// other groups from the volume.
 #[test]
 fn a_lapsed_preparation_is_not_repeated() {
-    assert_eq!(task("Prepare", Some("Lapsed")), Some(Task::Take), "as any other that lapsed");
+    assert_eq!(task("Prepare", Some("Lapsed")), Some(MemberStep::Take), "as any other that lapsed");
 }
 
 /// The deletion of the object waits for the snapshot: the node may have started it.
 #[test]
 fn a_lapsed_cut_still_ends_in_a_snapshot() {
-    assert_eq!(task("Hold", Some("Lapsed")), Some(Task::Take));
-    assert_eq!(task("Release", Some("Lapsed")), Some(Task::Take));
+    assert_eq!(task("Hold", Some("Lapsed")), Some(MemberStep::Take));
+    assert_eq!(task("Release", Some("Lapsed")), Some(MemberStep::Take));
 }
 
 #[tokio::test]

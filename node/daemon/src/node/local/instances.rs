@@ -25,14 +25,14 @@ const MAX_INSTANCES: usize = 64;
 /// Name of an instance, such as the uid of its pod.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Instance(String);
+pub(crate) struct InstanceName(String);
 
 /// An invalid name of an instance.
 #[derive(Debug, thiserror::Error)]
 #[error("the name of an instance has 1 to 63 of a-z, A-Z, 0-9 and '-', such as the uid of a pod")]
 pub(crate) struct InstanceError;
 
-impl TryFrom<String> for Instance {
+impl TryFrom<String> for InstanceName {
     type Error = InstanceError;
 
     fn try_from(name: String) -> Result<Self, InstanceError> {
@@ -45,7 +45,7 @@ impl TryFrom<String> for Instance {
     }
 }
 
-impl FromStr for Instance {
+impl FromStr for InstanceName {
     type Err = InstanceError;
 
     fn from_str(name: &str) -> Result<Self, InstanceError> {
@@ -53,7 +53,7 @@ impl FromStr for Instance {
     }
 }
 
-impl fmt::Display for Instance {
+impl fmt::Display for InstanceName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(formatter)
     }
@@ -63,8 +63,8 @@ impl fmt::Display for Instance {
 #[derive(Debug)]
 pub(crate) struct Instances {
     /// Oldest first.
-    known: Vec<Instance>,
-    own: Option<Instance>,
+    known: Vec<InstanceName>,
+    own: Option<InstanceName>,
     takeovers: Takeovers,
 }
 
@@ -72,18 +72,19 @@ pub(crate) struct Instances {
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Takeovers {
     /// The last instance that used the directory.
-    last: Option<Instance>,
+    last: Option<InstanceName>,
     /// Number of times that an older instance had to follow each of these.
-    failed: BTreeMap<Instance, u32>,
+    failed: BTreeMap<InstanceName, u32>,
 }
 
 impl Instances {
     /// Returns those of `run_dir`, which this process owns now, as `own` if it has a name. If the file cannot
     /// be read or written, it logs a warning: the node is still served.
-    pub(crate) fn join(run_dir: &Path, own: Option<Instance>) -> Self {
+    pub(crate) fn join(run_dir: &Path, own: Option<InstanceName>) -> Self {
         let path = run_dir.join("instances");
-        let mut known =
-            read::<Vec<Instance>>(&path).unwrap_or_else(|error| warned(&path, &error)).unwrap_or_default();
+        let mut known = read::<Vec<InstanceName>>(&path)
+            .unwrap_or_else(|error| warned(&path, &error))
+            .unwrap_or_default();
         if let Some(own) = own.as_ref().filter(|own| !known.contains(own)) {
             known.push(own.clone());
             known.drain(..known.len().saturating_sub(MAX_INSTANCES));
@@ -111,13 +112,13 @@ impl Instances {
 
     /// Returns the number of times that `other` took over from an older instance and ended, so that the older
     /// one served again.
-    pub(crate) fn failed_takeovers(&self, other: &Instance) -> u32 {
+    pub(crate) fn failed_takeovers(&self, other: &InstanceName) -> u32 {
         self.takeovers.failed.get(other).copied().unwrap_or_default()
     }
 
     /// Returns true if `other` first used the directory after this process's instance, or never did.
-    pub(crate) fn is_newer(&self, other: &Instance) -> bool {
-        let age = |instance: &Instance| self.known.iter().position(|known| known == instance);
+    pub(crate) fn is_newer(&self, other: &InstanceName) -> bool {
+        let age = |instance: &InstanceName| self.known.iter().position(|known| known == instance);
         match (age(other), self.own.as_ref().and_then(age)) {
             (None, _) => true,
             (Some(other), Some(own)) => other > own,
@@ -139,7 +140,7 @@ fn warned<T: Default>(path: &Path, error: &NodeError) -> T {
 mod tests {
     use super::*;
 
-    fn instance(name: &str) -> Instance {
+    fn instance(name: &str) -> InstanceName {
         name.parse().unwrap()
     }
 
@@ -191,14 +192,14 @@ mod tests {
         for number in 0..MAX_INSTANCES + 10 {
             Instances::join(dir.path(), Some(instance(&format!("pod-{number}"))));
         }
-        let known: Vec<Instance> = read(&dir.path().join("instances")).unwrap().unwrap();
+        let known: Vec<InstanceName> = read(&dir.path().join("instances")).unwrap().unwrap();
         assert_eq!((known.len(), &known[0]), (MAX_INSTANCES, &instance("pod-10")));
     }
 
     #[test]
     fn names_that_no_instance_has_are_refused() {
         for name in ["", "a b", "a/b", &"a".repeat(64)] {
-            assert!(name.parse::<Instance>().is_err(), "{name:?}");
+            assert!(name.parse::<InstanceName>().is_err(), "{name:?}");
         }
     }
 }

@@ -38,7 +38,7 @@ const DISK_PARTS: u64 = 256;
 
 /// Allowance of a volume until the next measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Space {
+struct VolumeAllowance {
     excess_bytes: u64,
     room_bytes: u64,
 }
@@ -111,7 +111,7 @@ impl CacheQuota {
         last: &mut Option<LastMeasured>,
     ) -> Result<bool, NodeError> {
         let state_dir = &self.dirs.state;
-        let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
+        let disk = StateFileSystem::of(state_dir).map_err(file(state_dir, "read"))?;
         let (now, inputs) = (Instant::now(), self.inputs(&disk));
         if LastMeasured::holds(*last, now, inputs) {
             return Ok(false);
@@ -121,7 +121,7 @@ impl CacheQuota {
         Ok(has_trash)
     }
 
-    fn inputs(&self, disk: &Disk) -> MeasurementInputs {
+    fn inputs(&self, disk: &StateFileSystem) -> MeasurementInputs {
         let mut volumes = DefaultHasher::new();
         self.volumes.for_each_present(|_, present| Arc::as_ptr(present).hash(&mut volumes));
         MeasurementInputs {
@@ -132,7 +132,11 @@ impl CacheQuota {
     }
 
     /// Measures the sides of all volumes, frees space and sends each engine its share.
-    fn measure_space(&self, disk: &Disk, needed: &mut NeededCaches) -> Result<SpaceMeasured, NodeError> {
+    fn measure_space(
+        &self,
+        disk: &StateFileSystem,
+        needed: &mut NeededCaches,
+    ) -> Result<SpaceMeasured, NodeError> {
         let volumes: Vec<Arc<Present>> =
             self.volumes.presents().into_iter().map(|(_, present)| present).collect();
         let held: Vec<u64> = volumes.iter().map(held_bytes).collect();
@@ -142,7 +146,7 @@ impl CacheQuota {
         let quota = disk.quota(*cache_bytes, *apart_bytes, all_bytes);
         // Nothing more is evicted for space that files to be deleted will free; there is no room for writes
         // yet.
-        let emptied = Disk { free_bytes: disk.free_bytes + trash_bytes(&dirs.state)?, ..*disk };
+        let emptied = StateFileSystem { free_bytes: disk.free_bytes + trash_bytes(&dirs.state)?, ..*disk };
         let later = emptied.quota(*cache_bytes, *apart_bytes, all_bytes);
         // Attached volumes evict nothing while detached caches can be evicted.
         let has_trash = caches.evict(all_bytes.saturating_sub(target(later)), needed);
@@ -151,7 +155,7 @@ impl CacheQuota {
         let mut is_settled = true;
         for ((present, held), space) in volumes.iter().zip(&held).zip(spaces) {
             present.published.cached_bytes.store(*held, Ordering::Relaxed);
-            let Space { excess_bytes, room_bytes } = space;
+            let VolumeAllowance { excess_bytes, room_bytes } = space;
             let event = Event::Space { excess_bytes, room_bytes };
             // If the inbox is full, the next measurement follows soon.
             let is_sent = present.ring.offer(Message::Event { key: present.key, event });
@@ -225,24 +229,24 @@ impl CacheRoom {
         for volume in &volumes {
             held_bytes += Local::new(state_dir, run_dir, volume).held_bytes()?;
         }
-        let disk = Disk::of(state_dir).map_err(file(state_dir, "read"))?;
+        let disk = StateFileSystem::of(state_dir).map_err(file(state_dir, "read"))?;
         let free_bytes = disk.free_bytes;
         let filled_bytes = allocated_bytes(&slab_path(state_dir))? + spill_file_bytes(state_dir)?;
         let unfilled_bytes = apart_bytes.saturating_sub(filled_bytes);
-        let disk = Disk { free_bytes: free_bytes.saturating_sub(unfilled_bytes), ..disk };
+        let disk = StateFileSystem { free_bytes: free_bytes.saturating_sub(unfilled_bytes), ..disk };
         Ok(Self { free_bytes, quota_bytes: disk.quota(*cache_bytes, apart_bytes, held_bytes) })
     }
 }
 
 /// The filesystem of the state directory.
-struct Disk {
+struct StateFileSystem {
     capacity_bytes: u64,
     free_bytes: u64,
     /// True if it also holds other software of the host.
     is_shared: bool,
 }
 
-impl Disk {
+impl StateFileSystem {
     fn of(state_dir: &Path) -> std::io::Result<Self> {
         let found = rustix::fs::statvfs(state_dir)?;
         // In a pod, the kubelet mounts this file from its directory; otherwise it is on the root filesystem.
@@ -286,7 +290,7 @@ fn target(quota_bytes: u64) -> u64 {
 /// Divides `quota_bytes` among volumes that hold `held` bytes each. The bytes held plus those written before
 /// the next measurement never exceed the quota; a sixteenth of it is for volumes that hold next to nothing,
 /// including a new one. Together they evict what they hold beyond `target_bytes`.
-fn divide(quota_bytes: u64, target_bytes: u64, held: &[u64]) -> Vec<Space> {
+fn divide(quota_bytes: u64, target_bytes: u64, held: &[u64]) -> Vec<VolumeAllowance> {
     let level = level(target_bytes, held);
     let volumes = held.len() as u64;
     let reserved = quota_bytes / 16;
@@ -298,7 +302,7 @@ fn divide(quota_bytes: u64, target_bytes: u64, held: &[u64]) -> Vec<Space> {
         .map(|held| {
             let room_bytes = (own.saturating_sub(*held) + shared / volumes).min(free);
             free -= room_bytes;
-            Space { excess_bytes: level.map_or(0, |level| held.saturating_sub(level)), room_bytes }
+            VolumeAllowance { excess_bytes: level.map_or(0, |level| held.saturating_sub(level)), room_bytes }
         })
         .collect()
 }
@@ -361,9 +365,9 @@ mod tests {
     /// up to eight times as much.
     #[test]
     fn nothing_more_is_evicted_for_space_that_is_being_freed() {
-        let disk = Disk { capacity_bytes: 1 << 40, free_bytes: 1 << 35, is_shared: true };
+        let disk = StateFileSystem { capacity_bytes: 1 << 40, free_bytes: 1 << 35, is_shared: true };
         let (held, deleted) = (600 << 30, 100 << 30);
-        let emptied = Disk { free_bytes: disk.free_bytes + deleted, ..disk };
+        let emptied = StateFileSystem { free_bytes: disk.free_bytes + deleted, ..disk };
         let [now, later] = [&disk, &emptied].map(|disk| target(disk.quota(Some(1 << 40), 0, held)));
         assert!(held > now && held <= later, "{now} {later}");
         let spaces = divide(disk.quota(Some(1 << 40), 0, held), later, &[held]);
@@ -434,8 +438,8 @@ mod tests {
 
     const CAPACITY: u64 = 320 << 20;
 
-    fn disk(free_bytes: u64, is_shared: bool) -> Disk {
-        Disk { capacity_bytes: CAPACITY, free_bytes, is_shared }
+    fn disk(free_bytes: u64, is_shared: bool) -> StateFileSystem {
+        StateFileSystem { capacity_bytes: CAPACITY, free_bytes, is_shared }
     }
 
     #[test]
@@ -462,7 +466,7 @@ mod tests {
     #[test]
     fn a_filesystem_of_the_host_is_told_from_one_of_ours() {
         // The file itself: in a container, only the file is mounted there.
-        assert!(Disk::of(Path::new("/etc/hosts")).unwrap().is_shared);
-        assert!(!Disk::of(Path::new("/proc")).unwrap().is_shared);
+        assert!(StateFileSystem::of(Path::new("/etc/hosts")).unwrap().is_shared);
+        assert!(!StateFileSystem::of(Path::new("/proc")).unwrap().is_shared);
     }
 }

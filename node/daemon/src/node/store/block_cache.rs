@@ -47,7 +47,7 @@ pub(in crate::node) fn slab_path(state_dir: &Path) -> PathBuf {
 }
 
 /// A file of blocks, and the table of its slots.
-struct Blocks {
+struct BlockFile {
     file: Arc<File>,
     table: SlotTable,
     /// The table's entries on disk; `None` if they are not persisted.
@@ -55,7 +55,7 @@ struct Blocks {
     lines: LineLimit,
 }
 
-impl Blocks {
+impl BlockFile {
     async fn slot<E>(
         &self,
         key: &ContentKey,
@@ -121,8 +121,8 @@ fn read_slot(file: &File, slot: &Slot) -> io::Result<HeapBuffer> {
 
 /// The slab.
 pub(crate) struct BlockSlab {
-    disk: Blocks,
-    memory: Blocks,
+    disk: BlockFile,
+    memory: BlockFile,
     /// Blocks that the disk failed to store or read.
     unkept: AtomicU64,
     /// True if the disk did not store the last block.
@@ -161,13 +161,13 @@ impl BlockSlab {
         let known = u32::try_from(known).unwrap_or(u32::MAX).min(slots);
         let old = kept.iter().flat_map(|kept| kept.entries(known));
         Ok(Self {
-            disk: Blocks {
+            disk: BlockFile {
                 file: Arc::new(disk),
                 table: SlotTable::with_old(slots, SPARE_SLOTS, INDEX_SHARDS, old),
                 kept: kept.map(Arc::new),
                 lines: LineLimit::default(),
             },
-            memory: Blocks {
+            memory: BlockFile {
                 file: Arc::new(memory),
                 table: SlotTable::new(MEMORY_SLOTS, SPARE_SLOTS, 1),
                 kept: None,

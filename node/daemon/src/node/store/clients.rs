@@ -19,13 +19,13 @@ use crate::node::store::watched::WatchedStore;
 
 /// A store's name, bucket and prefix.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct StoreLocation {
     name: String,
     bucket: String,
     prefix: String,
 }
 
-impl Place {
+impl StoreLocation {
     fn of(name: &str, record: &StoreRecord) -> Self {
         let (bucket, prefix) = record.place();
         Self { name: name.to_owned(), bucket: bucket.to_owned(), prefix: prefix.to_owned() }
@@ -38,7 +38,7 @@ type Locks = BTreeMap<String, Arc<tokio::sync::Mutex<()>>>;
 /// The stores in use, and those last used under their names.
 #[derive(Debug, Default)]
 pub(crate) struct Stores {
-    known: Mutex<BTreeMap<Place, Arc<WatchedStore>>>,
+    known: Mutex<BTreeMap<StoreLocation, Arc<WatchedStore>>>,
     changing: Mutex<Locks>,
     sweeping: Mutex<Locks>,
 }
@@ -47,7 +47,7 @@ impl Stores {
     /// Returns the store of this name and location; created from `record` if it is new here.
     pub(crate) fn open(&self, name: &str, record: &StoreRecord) -> Arc<WatchedStore> {
         let mut known = self.known();
-        let place = Place::of(name, record);
+        let place = StoreLocation::of(name, record);
         known.retain(|other, store| {
             other.name != place.name || *other == place || Arc::strong_count(store) > 1
         });
@@ -70,7 +70,7 @@ impl Stores {
         lock.try_lock_owned().ok()
     }
 
-    fn known(&self) -> MutexGuard<'_, BTreeMap<Place, Arc<WatchedStore>>> {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<StoreLocation, Arc<WatchedStore>>> {
         self.known.lock()
     }
 }

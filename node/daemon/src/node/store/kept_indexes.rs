@@ -16,7 +16,7 @@ use holdfast_objects::{ObjectStore, StoreError};
 use holdfast_ring::HeapBuffer;
 use holdfast_types::BLOCK_BYTES;
 
-use crate::node::run_blocking::Call;
+use crate::node::run_blocking::BlockingCall;
 use crate::node::store::block_cache::BlockSlab;
 
 /// Maximum length of a stored part; no block read needs a larger one.
@@ -62,7 +62,7 @@ impl IndexSource for KeptIndexes<'_> {
     async fn keep(&self, key: &str, range: Range<u64>, bytes: Bytes) {
         let contents = (range.end - range.start).div_ceil(BLOCK_BYTES) as u32;
         let Some(right) = is_kept(&range).then(|| self.slab.may_keep(contents)).flatten() else { return };
-        let (slab, key, call) = (Arc::clone(self.slab), key.to_owned(), Call::begin());
+        let (slab, key, call) = (Arc::clone(self.slab), key.to_owned(), BlockingCall::begin());
         tokio::spawn(async move {
             let start = range.start;
             let kept = pieces(range).map(async |(at, length)| {

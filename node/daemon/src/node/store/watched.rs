@@ -121,14 +121,14 @@ pub(crate) struct RefusedDeletes {
 #[derive(Debug)]
 pub(crate) struct WatchedStore<S = StoreClient> {
     client: RwLock<Arc<S>>,
-    known: Mutex<Known>,
+    known: Mutex<StoreResponses>,
     /// Reason why the newest configuration is not in use.
     refused_change: Mutex<Option<String>>,
     refused_deletes: Mutex<RefusedDeletes>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct StoreResponses {
     /// Set while the store does not respond.
     outage: Option<StoreUnreachable>,
     /// Time of the last response.
@@ -169,7 +169,7 @@ impl Refused {
     }
 }
 
-impl Known {
+impl StoreResponses {
     fn health(&self, now: Instant) -> StoreHealth {
         let lasting = |lane: &LaneState| {
             lane.refused.as_ref().filter(|refused| refused.lasts(now)).map(|refused| refused.outage.clone())
@@ -185,7 +185,7 @@ impl Known {
     }
 
     /// Records an upload that failed without an answer at `now`.
-    fn fail_upload(&mut self, sent: Sent<'_>, now: Instant, error: &str) {
+    fn fail_upload(&mut self, sent: SentRequest<'_>, now: Instant, error: &str) {
         let served = self.lanes.get(&StoreLane::Upload).and_then(|lane| lane.served);
         if served.is_some_and(|served| served > sent.at) {
             return;
@@ -208,7 +208,7 @@ impl Known {
 
 /// A request, and its send time.
 #[derive(Debug, Clone, Copy)]
-struct Sent<'a> {
+struct SentRequest<'a> {
     at: Instant,
     time: SystemTime,
     lane: StoreLane,
@@ -216,7 +216,7 @@ struct Sent<'a> {
     what: &'a str,
 }
 
-impl<'a> Sent<'a> {
+impl<'a> SentRequest<'a> {
     fn now(lane: StoreLane, what: &'a str) -> Self {
         Self { at: Instant::now(), time: SystemTime::now(), lane, what }
     }
@@ -285,13 +285,13 @@ impl<S> WatchedStore<S> {
         self.known().health(Instant::now())
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, StoreResponses> {
         self.known.lock()
     }
 
     fn note<T, E: Error>(
         &self,
-        sent: Sent<'_>,
+        sent: SentRequest<'_>,
         kind: fn(&E) -> ErrorKind,
         result: Result<T, E>,
     ) -> Result<T, E> {
@@ -384,27 +384,27 @@ fn is_served(kind: ErrorKind) -> bool {
 #[async_trait]
 impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     async fn get(&self, key: &str, max_bytes: u64) -> Result<Bytes, StoreError> {
-        let sent = Sent::now(StoreLane::Read, key);
+        let sent = SentRequest::now(StoreLane::Read, key);
         self.note(sent, StoreError::kind, self.current().get(key, max_bytes).await)
     }
 
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let sent = Sent::now(StoreLane::Read, key);
+        let sent = SentRequest::now(StoreLane::Read, key);
         self.note(sent, StoreError::kind, self.current().get_range(key, range).await)
     }
 
     async fn get_suffix(&self, key: &str, len: u64) -> Result<Suffix, StoreError> {
-        let sent = Sent::now(StoreLane::Read, key);
+        let sent = SentRequest::now(StoreLane::Read, key);
         self.note(sent, StoreError::kind, self.current().get_suffix(key, len).await)
     }
 
     async fn create(&self, key: &str, body: Bytes) -> Result<Created, CreateError> {
-        let sent = Sent::now(StoreLane::Create, key);
+        let sent = SentRequest::now(StoreLane::Create, key);
         self.note(sent, of_create, self.current().create(key, body).await)
     }
 
     async fn put_segment(&self, key: &str, parts: &mut dyn Parts) -> Result<(), SegmentError> {
-        let sent = Sent::now(StoreLane::Upload, key);
+        let sent = SentRequest::now(StoreLane::Upload, key);
         match self.current().put_segment(key, parts).await {
             Ok(()) => Ok(self.note(sent, StoreError::kind, Ok(()))?),
             Err(SegmentError::Store(error)) => Ok(self.note(sent, StoreError::kind, Err(error))?),
@@ -414,7 +414,7 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
     }
 
     async fn list(&self, prefix: &str, start_after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
-        let sent = Sent::now(StoreLane::List, prefix);
+        let sent = SentRequest::now(StoreLane::List, prefix);
         self.note(sent, StoreError::kind, self.current().list(prefix, start_after, limit).await)
     }
 
@@ -424,12 +424,12 @@ impl<S: ObjectStore> ObjectStore for WatchedStore<S> {
         from: Option<&str>,
         limit: usize,
     ) -> Result<Folders, StoreError> {
-        let sent = Sent::now(StoreLane::List, prefix);
+        let sent = SentRequest::now(StoreLane::List, prefix);
         self.note(sent, StoreError::kind, self.current().list_folders(prefix, from, limit).await)
     }
 
     async fn delete(&self, keys: &[&str]) -> Result<(), StoreError> {
-        let sent = Sent::now(StoreLane::Delete, "");
+        let sent = SentRequest::now(StoreLane::Delete, "");
         let deleted = self.current().delete(keys).await;
         if self.note_delete(&deleted) {
             return deleted;
@@ -608,12 +608,12 @@ mod tests {
     async fn a_request_that_ends_late_begins_no_outage() {
         let memory = Arc::new(MemoryStore::new());
         let watched = WatchedStore::new(Arc::clone(&memory));
-        let early = Sent::now(StoreLane::Upload, "a");
+        let early = SentRequest::now(StoreLane::Upload, "a");
         watched.put_segment("a", &mut ReadyParts::new([])).await.expect("stored");
         let failed = || Err::<(), _>(StoreError::Unavailable("silence".into()));
         assert!(watched.note(early, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health(), StoreHealth::Answers, "it was answered after that request was sent");
-        let late = Sent::now(StoreLane::Upload, "a");
+        let late = SentRequest::now(StoreLane::Upload, "a");
         assert!(watched.note(late, StoreError::kind, failed()).is_err());
         assert_eq!(watched.health().unreachable().expect("unreachable").since, late.time);
     }

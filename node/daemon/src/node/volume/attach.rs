@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
 use holdfast_engine::attach::{Claim, Foreign};
-use holdfast_engine::settings::{AttachState, Settings, Setup};
+use holdfast_engine::settings::{AttachState, RuntimeSettings, Setup};
 use holdfast_format::displaced::Displaced;
 use holdfast_service::{chain, trace};
 use holdfast_types::{Epoch, Nonce, VolumeId};
@@ -186,7 +186,7 @@ impl Node {
             tag: self.0.installation.tag(&volume, epoch),
             sectors: acquired.header.sectors,
             epoch,
-            settings: VolumeSettings { planner: Settings { max_age_ms, durability }, limits },
+            settings: VolumeSettings { planner: RuntimeSettings { max_age_ms, durability }, limits },
             displaced: acquired.displaced,
         };
         let setup = Setup {

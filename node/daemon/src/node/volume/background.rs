@@ -31,7 +31,7 @@ use crate::node::clock::{NodeTime, now};
 use crate::node::exit_on_panic::ExitOnPanic;
 use crate::node::local::volume_files::Local;
 use crate::node::ring::handle::RingHandle;
-use crate::node::run_blocking::{Call, run_blocking};
+use crate::node::run_blocking::{BlockingCall, run_blocking};
 use crate::node::store::block_cache::Among;
 use crate::node::store::cold_reads::{Ahead, ColdReads, VolumeAhead};
 use crate::node::volume::fork_start::{FirstReadWork, ForkStart, RECORDING};
@@ -248,7 +248,7 @@ impl VolumeWork {
     /// Wraps the task so that a panic ends the process. The shutdown of the node does not wait for tasks,
     /// only for their blocking calls.
     fn performed(self: Arc<Self>, task: VolumeTask) -> impl Future<Output = ()> {
-        let call = Call::begin();
+        let call = BlockingCall::begin();
         async move {
             let _call = call;
             let _unanswered = ExitOnPanic("background work of a volume");

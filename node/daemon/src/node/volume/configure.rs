@@ -7,7 +7,7 @@
 //! In this order, a restarted daemon never serves with weaker settings than those reported as in effect.
 //! On failure: the volume serves with the settings in its status; the same request may be retried.
 
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_serve::{IoLimits, Message};
 use holdfast_types::VolumeId;
 
@@ -38,7 +38,7 @@ impl Node {
         let SettingsChange { max_dirty_age, durability, iops, bytes_per_second } = change;
         let before = present.settings();
         let VolumeSettings { planner, limits } = before;
-        let planner = Settings {
+        let planner = RuntimeSettings {
             max_age_ms: max_dirty_age.map_or(planner.max_age_ms, millis),
             durability: durability.unwrap_or(planner.durability),
         };

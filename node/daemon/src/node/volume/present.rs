@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_engine::settings::Settings;
+use holdfast_engine::settings::RuntimeSettings;
 use holdfast_format::displaced::Displaced;
 use holdfast_objects::RequestMeter;
 use holdfast_s3::S3Config;
@@ -259,7 +259,7 @@ impl Present {
     fn write_record(&self, state: &State, sectors: u64, settings: VolumeSettings) -> Result<(), NodeError> {
         let WriterTerms { tag, sectors: _, epoch, settings: _, displaced } = self.terms.clone();
         let VolumeSettings { planner, limits } = settings;
-        let Settings { max_age_ms, durability } = planner;
+        let RuntimeSettings { max_age_ms, durability } = planner;
         self.local.write_record(&AttachedRecord {
             version: ATTACHED_VERSION,
             tag: tag.0,

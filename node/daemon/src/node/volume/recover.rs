@@ -9,7 +9,7 @@ use holdfast_background::load_manifest;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::LiveMapError;
-use holdfast_engine::settings::{Pending, Settings, Setup};
+use holdfast_engine::settings::{Pending, RuntimeSettings, Setup};
 use holdfast_service::chain;
 use holdfast_types::{Backoff, Jitter, VolumeId};
 use holdfast_ublk::{ControlError, Device, DeviceState, Expected};
@@ -33,7 +33,7 @@ use crate::node::volume::device::{delete_stopped, serve};
 use crate::node::volume::own_log::OwnLog;
 use crate::node::volume::present::{Present, VolumeStore, WriterTerms};
 use crate::node::volume::state::{State, StateCell, StateEvent, WriterState};
-use crate::node::{Inner, Node, VolumeSettings};
+use crate::node::{DataPlane, Node, VolumeSettings};
 use holdfast_serve::LiveMap;
 use holdfast_serve::Message;
 use holdfast_serve::Start;
@@ -167,7 +167,7 @@ impl Node {
         tries.extend(memory_tries);
         let first = async {
             // No attach adds a device yet.
-            let Inner { devices, installation, tasks, dirs, .. } = &*self.0;
+            let DataPlane { devices, installation, tasks, dirs, .. } = &*self.0;
             let sweep = DeviceSweep { devices: devices.kernel(), installation: *installation, tasks };
             sweep.run(volumes.iter().map(|volume| dirs.of(volume)).collect(), memory_tags).await;
             join_all(tries).await
@@ -364,7 +364,7 @@ impl Node {
                 sectors,
                 epoch,
                 settings: VolumeSettings {
-                    planner: Settings { max_age_ms, durability },
+                    planner: RuntimeSettings { max_age_ms, durability },
                     limits: io_limits.map(Into::into).unwrap_or_default(),
                 },
                 displaced,

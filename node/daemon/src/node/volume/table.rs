@@ -20,9 +20,9 @@ use crate::node::{AttachRequest, Attached};
 
 /// The table; clones share it.
 #[derive(Clone, Default)]
-pub(in crate::node) struct NodeVolumes(Arc<Mutex<BTreeMap<VolumeId, Entry>>>);
+pub(in crate::node) struct NodeVolumes(Arc<Mutex<BTreeMap<VolumeId, VolumeEntry>>>);
 
-struct Entry {
+struct VolumeEntry {
     state: Arc<StateCell>,
     /// Present once it is on a ring thread.
     present: Option<Arc<Present>>,
@@ -105,7 +105,7 @@ impl NodeVolumes {
     /// [`NodeError::NotAttached`], or a conflict with its state.
     pub(in crate::node) fn present(&self, volume: &VolumeId) -> Result<Arc<Present>, NodeError> {
         let entries = self.entries();
-        let Some(Entry { state, present }) = entries.get(volume) else {
+        let Some(VolumeEntry { state, present }) = entries.get(volume) else {
             return Err(NodeError::NotAttached(volume.clone()));
         };
         present.clone().ok_or_else(|| match state.get() {
@@ -142,8 +142,8 @@ impl NodeVolumes {
     pub(in crate::node) fn reserve(&self, request: &AttachRequest) -> Result<Reserved, NodeError> {
         let AttachRequest { volume, store_name, store, durability, .. } = request;
         let mut entries = self.entries();
-        let Some(Entry { state, present }) = entries.get(volume) else {
-            let entry = Entry::new(State::attaching(store_name.clone(), *durability));
+        let Some(VolumeEntry { state, present }) = entries.get(volume) else {
+            let entry = VolumeEntry::new(State::attaching(store_name.clone(), *durability));
             let state = Arc::clone(&entry.state);
             entries.insert(volume.clone(), entry);
             return Ok(Reserved::Now(state));
@@ -165,7 +165,7 @@ impl NodeVolumes {
 
     /// Reserves a volume for its recovery, and blocks attaches of it.
     pub(in crate::node) fn recover(&self, volume: VolumeId) -> Arc<StateCell> {
-        let entry = Entry::new(State::recovering());
+        let entry = VolumeEntry::new(State::recovering());
         let state = Arc::clone(&entry.state);
         self.entries().insert(volume, entry);
         state
@@ -175,7 +175,7 @@ impl NodeVolumes {
     pub(in crate::node) fn keep_from_attaches(&self, volume: &VolumeId) -> Option<NoAttach> {
         match self.entries().entry(volume.clone()) {
             btree_map::Entry::Occupied(_) => return None,
-            btree_map::Entry::Vacant(place) => place.insert(Entry::new(State::Evicting)),
+            btree_map::Entry::Vacant(place) => place.insert(VolumeEntry::new(State::Evicting)),
         };
         Some(NoAttach { volumes: self.clone(), volume: volume.clone() })
     }
@@ -183,7 +183,7 @@ impl NodeVolumes {
     /// Publishes that a volume was added to a ring thread.
     pub(in crate::node) fn add_present(&self, present: Arc<Present>) {
         let (volume, state) = (present.volume().clone(), Arc::clone(&present.state));
-        self.entries().insert(volume, Entry { state, present: Some(present) });
+        self.entries().insert(volume, VolumeEntry { state, present: Some(present) });
     }
 
     /// Publishes that a volume is no longer on this node.
@@ -193,12 +193,12 @@ impl NodeVolumes {
         entries.remove(volume);
     }
 
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<VolumeId, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<VolumeId, VolumeEntry>> {
         self.0.lock()
     }
 }
 
-impl Entry {
+impl VolumeEntry {
     /// Creates the entry of a volume that is not on a ring thread.
     fn new(state: State) -> Self {
         Self { state: StateCell::new(state), present: None }

@@ -58,7 +58,7 @@ async fn bucket_of(hosts: [i64; 2], store: i64) -> (MemoryStore, String, Vec<Str
         bucket.leave_upload(&key);
         garbage.push(key);
     }
-    let terms = Terms { keep: KEPT, owner: "uid-main".to_owned() };
+    let terms = TrashTerms { keep: KEPT, owner: "uid-main".to_owned() };
     let deleted: VolumeId = "gone".parse().expect("an id");
     assert!(discard(&bucket, &deleted, nonce, &terms, None).await.expect("deleted"));
     (bucket, root, garbage)
