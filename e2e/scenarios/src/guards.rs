@@ -28,6 +28,9 @@ const PROVISIONED_CONDITION: &str = "{\"conditions\": [{\"type\": \"Provisioned\
 /// A condition of the daemon: without it, no memory volume is attached again.
 const LOST_CONTENT: &str = "{\"conditions\": [{\"type\": \"ContentLost\", \"status\": \"True\", \"reason\": \"Detached\", \
                             \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
+/// A condition of a later release of the daemon.
+const LATER_CONDITION: &str = "{\"conditions\": [{\"type\": \"Later\", \"status\": \"True\", \"reason\": \"Later\", \
+                               \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// A value that moves the DaemonSets to other nodes.
 const AFFINITY: &str = r#"--set-json=node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"Exists"}]}]}}}"#;
 /// The value that enables a keeper on nodes without ublk.
@@ -139,7 +142,8 @@ fn nodes(world: &World) -> Result<()> {
         let own = error_text(status(world, &as_node("n1"), field));
         ensure!(own.contains("the operator's part"), "{field}: {own}");
     }
-    status(world, &as_node("n1"), LOST_CONTENT).context("a node says that content is lost")?;
+    status(world, &as_node("n1"), LATER_CONDITION).context("a later daemon writes a condition")?;
+    status(world, &as_node("n1"), LOST_CONTENT).context("an older one removes it: content is lost")?;
     let unbound = error_text(status(world, &as_node(""), &claim("n1")));
     ensure!(unbound.contains("neither granted"), "{unbound}");
     for (node, expected) in [("n1", true), ("n2", false)] {

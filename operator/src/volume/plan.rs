@@ -469,9 +469,11 @@ fn base(facts: &ClusterFacts) -> VolumeStatus {
     }
 }
 
+/// The types of the operator's conditions. The chart's policy `holdfast-node-volumes` lists them, too.
+const OPERATORS_CONDITIONS: [&str; 5] = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST, READY];
+
 /// Returns the operator's part of a status, exactly as written by [`OperatorStep::Report`].
 pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
-    let own = [PROVISIONED, ASSIGNED, RESIZED, DATA_LOST, READY];
     VolumeStatus {
         phase: status.phase,
         observed_generation: status.observed_generation,
@@ -481,7 +483,7 @@ pub(crate) fn operators_part(status: &VolumeStatus) -> VolumeStatus {
         forced_detach: status.forced_detach.clone(),
         earlier_losses: status.earlier_losses.clone(),
         older_losses: status.older_losses.clone(),
-        conditions: own
+        conditions: OPERATORS_CONDITIONS
             .iter()
             .filter_map(|type_| find_condition(&status.conditions, type_))
             .cloned()

@@ -507,7 +507,7 @@ fn cleared(facts: &NodeFacts, now: &Time) -> VolumeStatus {
     VolumeStatus { epoch, last_epoch: facts.newest_epoch(), conditions, ..VolumeStatus::default() }
 }
 
-/// Returns the types of the daemon's conditions. The chart's policy `holdfast-node-volumes` lists them, too.
+/// Returns the types of the daemon's conditions.
 fn own_conditions() -> impl Iterator<Item = &'static str> {
     [ATTACHED].into_iter().chain(SERVING_CONDITIONS).chain([CONTENT_LOST])
 }

@@ -103,6 +103,15 @@ fn reason_of<'a>(status: &'a VolumeStatus, type_: &str) -> (&'a str, &'a str) {
     (condition.status.as_str(), condition.reason.as_str())
 }
 
+/// Found in review: the policy refused all conditions but the node's own, so after a rollback an older daemon
+/// could not remove one that it did not know, and none of its reports was accepted.
+#[test]
+fn the_policy_protects_exactly_the_operators_conditions() {
+    let policies = include_str!("../../../../charts/holdfast/templates/policies.yaml");
+    let listed = OPERATORS_CONDITIONS.map(|type_| format!("'{type_}'")).join(", ");
+    assert!(policies.contains(&format!("expression: \"[{listed}]\"")), "{listed}");
+}
+
 #[test]
 fn a_new_volume_is_recorded_before_it_is_created() {
     let steps = plan(&new_volume(), &now());

@@ -51,9 +51,8 @@ pub(crate) struct Owner {
     locks: [File; 2],
 }
 
-/// `<run>/owner`.
+/// `<run>/owner`. A later release may add fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RunOwner {
     id: String,
     state_id: String,
@@ -61,9 +60,8 @@ struct RunOwner {
     state_dir: PathBuf,
 }
 
-/// `<state>/run`.
+/// `<state>/run`. A later release may add fields.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct LastRun {
     boot_id: String,
     run_id: String,

@@ -67,6 +67,21 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
     }
 }
 
+/// Found in review: after a rollback, the older daemon ended just after it had taken over, because of a field that
+/// it did not know.
+#[tokio::test]
+async fn files_of_a_later_release_are_read() {
+    let dirs = Dirs::new();
+    let config = config(&dirs.state, &dirs.run);
+    Owner::wait(config.clone()).await.unwrap().release().unwrap();
+    for path in [dirs.run.path().join("owner"), dirs.state.path().join("run")] {
+        let mut record: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        record["later"] = "field".into();
+        std::fs::write(&path, record.to_string()).unwrap();
+    }
+    Owner::wait(config).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_second_daemon_waits_until_the_first_has_ended() {
     let (one, two) = (Dirs::new(), Dirs::new());
