@@ -260,26 +260,26 @@ pub struct SweepStatus {
     /// Time at which the sweep ended.
     pub time: Time,
     /// Number of volumes found, including deleted ones.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub volumes: u64,
     /// Bytes of the retained objects.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub kept_bytes: u64,
     /// Bytes of the garbage, including the objects that were deleted.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub garbage_bytes: u64,
     /// Number of deleted objects.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub deleted_objects: u64,
     /// Bytes of the deleted objects.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub deleted_bytes: u64,
     /// Time at which the oldest remaining garbage was stored. Absent: no garbage remains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest_garbage: Option<Time>,
     /// Number of deleted volumes in the trash. Their objects count as retained.
     #[serde(default)]
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub trashed_volumes: u64,
     /// The first ten volumes that could not be read. All objects that they may reference were retained.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -58,18 +58,18 @@ pub struct StorageNodeStatus {
     pub state_dir: Option<String>,
     /// Size of the filesystem under `stateDir`, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub capacity_bytes: Option<u64>,
     /// Free space of that filesystem, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub available_bytes: Option<u64>,
     /// Node memory for memory volumes. Absent: the node serves none (`node.memoryVolumes` of the chart is 0).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryUse>,
     /// Number of volumes that the node serves now.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i32>")]
+    #[schemars(with = "Option<i32>", range(min = 0))]
     pub attached_volumes: Option<u32>,
     /// Transport of new devices on this node: one of the names in `transports`. Absent: no transport is available.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,7 +84,7 @@ pub struct StorageNodeStatus {
     pub fenced: Vec<FencedData>,
     /// Number of entries omitted from `fenced`; `holdfast-node fenced list` on the node lists all. Absent: none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i32>")]
+    #[schemars(with = "Option<i32>", range(min = 0))]
     pub fenced_unlisted: Option<u32>,
     /// The most recent handoff of devices from one daemon to another.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,13 +111,13 @@ impl StorageNodeStatus {
 #[serde(rename_all = "camelCase")]
 pub struct MemoryUse {
     /// Maximum memory of all memory volumes on the node together, in bytes.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub limit_bytes: u64,
     /// Maximum memory of the attached memory volumes, including their tables and buffers, in bytes.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub promised_bytes: u64,
     /// Memory in use by memory volumes, including their tables and buffers, in bytes.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub used_bytes: u64,
     /// Disk space on the node for spilled pages of memory volumes. Absent: the node has none (`node.memorySpill` of the
     /// chart is 0), or the daemon's release does not support spilling.
@@ -131,13 +131,13 @@ pub struct MemoryUse {
 pub struct SpillUse {
     /// Maximum size of the spill files of all memory volumes on the node together, in bytes: `node.memorySpill` of the
     /// chart, or less if the disk has less free space.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub limit_bytes: u64,
     /// Maximum size of the spill files of the attached volumes, in bytes.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub promised_bytes: u64,
     /// Bytes of the pages currently spilled.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub used_bytes: u64,
 }
 
@@ -191,11 +191,11 @@ pub struct FencedData {
     pub volume_id: Option<String>,
     /// The writer's fencing number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub epoch: Option<u64>,
     /// Bytes that were never uploaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub bytes: Option<u64>,
     /// Reason why the other fields are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -209,9 +209,9 @@ pub struct Handoff {
     /// Time at which the handoff ended.
     pub time: Time,
     /// Number of devices handed over.
-    #[schemars(with = "i32")]
+    #[schemars(with = "i32", range(min = 0))]
     pub devices: u32,
     /// Longest time during which one device answered no requests, in milliseconds.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub longest_stall_ms: u64,
 }

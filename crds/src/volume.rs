@@ -475,12 +475,12 @@ pub struct VolumeStatus {
     /// The writer's fencing number; it rises at every attach. For a memory volume it is the time of the attach, in seconds
     /// since 1970. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub epoch: Option<u64>,
     /// Epoch of the last attach of a memory volume, written before the attach begins; a node does not serve content of an
     /// earlier epoch. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub last_epoch: Option<u64>,
     /// Point at which a FLUSH completes on the attached device. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -493,15 +493,15 @@ pub struct VolumeStatus {
     pub limits: Option<VolumeLimits>,
     /// Sequence number of the last commit in the object store. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub committed_seq: Option<u64>,
     /// Bytes written but not yet committed. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub dirty_bytes: Option<u64>,
     /// Age of the oldest byte not yet committed, in seconds. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub oldest_dirty_seconds: Option<u64>,
     /// Every write that completed before this time is in the object store; not updated while nothing is dirty. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -518,7 +518,7 @@ pub struct VolumeStatus {
     pub older_losses: Option<OlderLosses>,
     /// Size of the attached device, in bytes. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub attached_size_bytes: Option<u64>,
     /// Written by the operator: `Ready`, `Provisioned`, `Assigned`, `Resized`, `UnuploadedDataLost`. Written by the daemon:
     /// `Attached`, `StoreReachable`, `Writable`, `LocalDataReadable`, `LocalDiskHealthy`, `ContentLost`.
@@ -556,14 +556,14 @@ pub enum DetachCause {
 #[serde(rename_all = "camelCase")]
 pub struct OlderLosses {
     /// Number of losses.
-    #[schemars(with = "i32")]
+    #[schemars(with = "i32", range(min = 0))]
     pub count: u32,
     /// Number of losses whose node had not reported its unuploaded bytes.
     #[serde(default)]
-    #[schemars(with = "i32")]
+    #[schemars(with = "i32", range(min = 0))]
     pub not_reported: u32,
     /// Total of the bytes that the other nodes had reported as written but not committed.
-    #[schemars(with = "i64")]
+    #[schemars(with = "i64", range(min = 0))]
     pub dirty_bytes: u64,
     /// Time of the first loss.
     pub first_time: Time,
@@ -574,7 +574,7 @@ pub struct OlderLosses {
     pub durable_through: Option<Time>,
     /// Fencing number of the last loss, which acknowledges all of them. Absent: none had a fencing number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub epoch: Option<u64>,
 }
 
@@ -591,7 +591,7 @@ pub struct ForcedDetach {
     pub time: Time,
     /// The node's fencing number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub epoch: Option<u64>,
     /// Point at which a FLUSH completed on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -601,7 +601,7 @@ pub struct ForcedDetach {
     pub is_last_commit_reported: bool,
     /// Bytes that the node had written but not committed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub dirty_bytes: Option<u64>,
     /// Every write that completed before this time is in the object store.
     #[serde(default, skip_serializing_if = "Option::is_none")]

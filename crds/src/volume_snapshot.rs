@@ -104,14 +104,14 @@ pub struct VolumeSnapshotStatus {
     pub taken_time: Option<Time>,
     /// Logical size of the volume at that point, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub size_bytes: Option<u64>,
     /// The size for display, such as `10Gi`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
     /// Bytes in the object store that only this snapshot needs, as of the last sweep: deleting it frees them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<i64>")]
+    #[schemars(with = "Option<i64>", range(min = 0))]
     pub exclusive_bytes: Option<u64>,
     /// The exclusive bytes for display, rounded to a tenth, such as `1.2Gi`.
     #[serde(skip_serializing_if = "Option::is_none")]

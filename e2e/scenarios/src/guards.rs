@@ -144,6 +144,9 @@ fn nodes(world: &World) -> Result<()> {
     }
     status(world, &as_node("n1"), LATER_CONDITION).context("a later daemon writes a condition")?;
     status(world, &as_node("n1"), LOST_CONTENT).context("an older one removes it: content is lost")?;
+    // Programs read it as unsigned, and one unreadable object fails each list.
+    let negative = error_text(status(world, &as_node("n1"), "{\"dirtyBytes\": -1}"));
+    ensure!(negative.contains("should be greater than or equal to 0"), "{negative}");
     let unbound = error_text(status(world, &as_node(""), &claim("n1")));
     ensure!(unbound.contains("neither granted"), "{unbound}");
     for (node, expected) in [("n1", true), ("n2", false)] {

@@ -67,8 +67,8 @@ async fn attach(dirs: &Dirs, closed_clean: bool) {
     }
 }
 
-/// Found in review: after a rollback, the older daemon ended just after it had taken over, because of a field that
-/// it did not know.
+/// Found in review: after a rollback, the older daemon ended just after it had taken over, because of a field
+/// that it did not know.
 #[tokio::test]
 async fn files_of_a_later_release_are_read() {
     let dirs = Dirs::new();
