@@ -471,13 +471,17 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn side_synced(&mut self, side: Side, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        // Recorded immediately, because the process may die before the other side's sync ends.
+        self.remember_failed_sync(result);
+        let end = self.rounds.side_synced(side, result, &mut self.core, out);
+        self.round_ended(end, out);
+    }
+
+    fn remember_failed_sync(&mut self, result: Result<(), Errno>) {
         if result.is_err() && safeguard(RememberFailedSync) {
-            // Recorded immediately, because the process may die before the other side's sync ends.
             self.core.map.set_sync_failed();
             self.data.evictor.sync_failed(self.core.map.active().other());
         }
-        let end = self.rounds.side_synced(side, result, &mut self.core, out);
-        self.round_ended(end, out);
     }
 
     fn map_written(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
@@ -486,6 +490,8 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> Volume<M> {
     }
 
     fn map_synced(&mut self, result: Result<(), Errno>, out: &mut Vec<Action>) {
+        // It flushes the whole disk: writes to the sides that have ended since their syncs may be lost, too.
+        self.remember_failed_sync(result);
         let end = self.rounds.map_synced(result, &mut self.core, out);
         self.round_ended(end, out);
     }

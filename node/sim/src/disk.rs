@@ -119,14 +119,6 @@ impl<T: Clone + PartialEq> Cells<T> {
         });
     }
 
-    fn end_sync(&mut self, mark: SyncMark, fails: bool) {
-        if fails {
-            self.fail_sync();
-        } else {
-            self.sync(mark);
-        }
-    }
-
     /// Fails a sync: unsynced data still reads back until a power cut, which may lose it despite later
     /// syncs. A cell that is written again is no longer affected.
     fn fail_sync(&mut self) {
@@ -163,16 +155,13 @@ pub(crate) struct SideFile {
     cells: Cells<Stamp>,
     /// Sectors that are not a hole.
     pub(crate) data_sectors: u64,
-    /// True if a sync failed and the process that had requested it died: the kernel reports the failure to
-    /// the next process that syncs.
-    pub(crate) unreported_failure: bool,
     /// Sectors that are unreadable until they are overwritten.
     pub(crate) corrupted: BTreeSet<u64>,
 }
 
 impl Default for SideFile {
     fn default() -> Self {
-        Self { cells: Cells::new(0), data_sectors: 0, unreported_failure: false, corrupted: BTreeSet::new() }
+        Self { cells: Cells::new(0), data_sectors: 0, corrupted: BTreeSet::new() }
     }
 }
 
@@ -224,14 +213,8 @@ impl SideFile {
         self.cells.sync(mark);
     }
 
-    /// Ends the sync from `mark`.
-    pub(crate) fn end_sync(&mut self, mark: SyncMark, fails: bool) {
-        self.cells.end_sync(mark, fails);
-    }
-
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
         self.cells.lose_power(fate);
-        self.unreported_failure = false;
         self.data_sectors = self.cells.cells.keys().filter(|sector| self.read(**sector) != 0).count() as u64;
     }
 
@@ -299,11 +282,6 @@ impl MapFile {
         self.0.fail_sync();
     }
 
-    /// Ends the sync from `mark`.
-    pub(crate) fn end_sync(&mut self, mark: SyncMark, fails: bool) {
-        self.0.end_sync(mark, fails);
-    }
-
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
         self.0.lose_power(fate);
     }
@@ -321,9 +299,30 @@ pub(crate) struct Disk {
     pub(crate) pending: Option<Pending>,
     /// True if the space for commits is reserved.
     pub(crate) is_reserved: bool,
+    /// True if a sync failed and the process that had requested it died: the kernel reports the failure to
+    /// the next process that syncs.
+    pub(crate) unreported_failure: bool,
 }
 
 impl Disk {
+    /// Fails a sync of any file. It flushes the whole disk, so no file's unsynced data is safe from then on.
+    pub(crate) fn fail_sync(&mut self) {
+        for side in &mut self.sides {
+            side.cells.fail_sync();
+        }
+        self.map.fail_sync();
+    }
+
+    /// Ends the sync of a side from `mark`.
+    pub(crate) fn end_sync(&mut self, side: Side, mark: SyncMark, fails: bool) {
+        if fails { self.fail_sync() } else { self.side(side).sync(mark) }
+    }
+
+    /// Ends the sync of the durable map from `mark`.
+    pub(crate) fn end_map_sync(&mut self, mark: SyncMark, fails: bool) {
+        if fails { self.fail_sync() } else { self.map.sync(mark) }
+    }
+
     pub(crate) fn side(&mut self, side: Side) -> &mut SideFile {
         &mut self.sides[side as usize]
     }
@@ -343,6 +342,7 @@ impl Disk {
     }
 
     pub(crate) fn lose_power(&mut self, fate: &mut Fate<'_>) {
+        self.unreported_failure = false;
         for side in &mut self.sides {
             side.lose_power(fate);
         }

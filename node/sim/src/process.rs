@@ -51,10 +51,9 @@ pub(crate) enum JobResult {
     Answer(CallResult),
 }
 
-/// Returns the side whose sync failed according to `event`.
-pub(crate) fn failed_sync_side(event: &Event) -> Option<Side> {
-    let Event::SideSynced { side, result: Err(_) } = event else { return None };
-    Some(*side)
+/// Returns true if a sync failed according to `event`.
+pub(crate) fn is_failed_sync(event: &Event) -> bool {
+    matches!(event, Event::SideSynced { result: Err(_), .. } | Event::MapSynced { result: Err(_) })
 }
 
 /// Work in progress.

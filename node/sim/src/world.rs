@@ -41,7 +41,7 @@ use crate::expect::VolumeModel;
 use crate::failures::Failures;
 use crate::host::Host;
 use crate::invariant::Invariant;
-use crate::process::{ColdBlock, Job, JobKind, JobResult, TaskResult, failed_sync_side};
+use crate::process::{ColdBlock, Job, JobKind, JobResult, TaskResult, is_failed_sync};
 use crate::rng::Rng;
 use crate::store::{Landed, Store, stamps};
 use crate::terms::Terms;
@@ -193,7 +193,7 @@ impl World {
         let mut job = process.jobs.remove(index);
         match (job.result.take(), job.kind) {
             (Some(JobResult::Event(event)), _) => {
-                let failed = failed_sync_side(&event);
+                let failed = is_failed_sync(&event);
                 self.send_event(host, event);
                 if self.hosts[host].process.is_none() {
                     self.note_unreported_failure(host, failed);

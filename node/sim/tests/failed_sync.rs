@@ -12,6 +12,8 @@ const LIMITS: DirtyLimits =
     DirtyLimits { seal_bytes: 1 << 20, max_bytes: 2 << 20, max_age_ms: 1_000_000_000 };
 const NO_SYNC: Faults =
     Faults { local: None, sync: Some(1), create: None, store: None, read: None, stale_list: None };
+const NO_LOCAL: Faults =
+    Faults { local: Some(1), sync: None, create: None, store: None, read: None, stale_list: None };
 
 fn world() -> World {
     let mut world = World::new(1, 2, 40_000, LIMITS, Faults::default());
@@ -95,6 +97,27 @@ fn flushes_go_to_the_store_only_until_the_next_attach() {
     let before = world.store_requests();
     flush(&mut world).unwrap();
     assert_eq!(world.store_requests(), before, "the disk is believed again");
+    check_power_cut(world);
+}
+
+/// Regression: only failed syncs of the sides counted. A sync of the durable map flushes the same disk, and
+/// when it failed, a write that had ended after the sync of its side was lost, although a later FLUSH
+/// succeeded.
+#[test]
+fn a_failed_sync_of_the_map_counts_for_the_sides() {
+    let mut world = world();
+    let is_next = |world: &World, wanted: fn(&Action) -> bool| world.jobs(0).next().is_some_and(wanted);
+    request(&mut world, Op::Write, 7, 4).unwrap();
+    world.request(0, Op::Flush, SectorRange::new(0, 0)).expect("the device has room");
+    drive::until(&mut world, 0, |world| is_next(world, |action| matches!(action, Action::WriteMap(_))));
+    world.request(0, Op::Write, SectorRange::new(9, 1)).expect("the device has room");
+    drive::until(&mut world, 0, |world| is_next(world, |action| matches!(action, Action::SyncMap)));
+    world.set_faults(NO_LOCAL);
+    drive::step(&mut world, 0);
+    world.set_faults(Faults::default());
+    drive::until(&mut world, 0, |world| drive::is_idle(world, 0));
+    flush(&mut world).unwrap();
+    assert!(world.status(0).unwrap().sync_failed && world.has_commit());
     check_power_cut(world);
 }
 

@@ -28,9 +28,9 @@
 //!
 //! # After a failed sync
 //!
-//! After the first failed sync of a side, until the next attach, local syncs prove nothing. Data covered
-//! by a failed sync may be lost although it still reads back, and a later successful sync says nothing
-//! about it. From then on:
+//! After the first failed sync of a side or of the durable map, until the next attach, local syncs prove
+//! nothing. Each flushes the whole disk, and data covered by a failed one may be lost although it still reads
+//! back; a later successful sync says nothing about it. From then on:
 //!
 //! 1. no round runs: the durable map stays as of the last successful round, plus the groups of the failed
 //!    round that were already durable. All data it names was synced before the map was written.

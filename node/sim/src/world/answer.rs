@@ -117,7 +117,7 @@ impl World {
         }
         if fails {
             if matches!(call, LocalCall::ReadMap | LocalCall::SyncHeader) {
-                disk.map.fail_sync();
+                disk.fail_sync();
             }
             return Err(io::Error::other("simulated").into());
         }

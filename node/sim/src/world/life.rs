@@ -8,7 +8,6 @@ use holdfast_engine::event::Event;
 use holdfast_engine::sector_map::chunk_extent;
 use holdfast_engine::volume::Volume;
 use holdfast_format::safeguard::{Safeguard::DetachAfterDevice, safeguard};
-use holdfast_format::side::Side;
 
 use super::{Victim, World};
 use crate::attempt::AttachResult;
@@ -18,7 +17,7 @@ use crate::disk::{Fate, SyncMark};
 use crate::expect::CapturedContent;
 use crate::host::HostFault;
 use crate::invariant::Invariant;
-use crate::process::{JobKind, JobResult, failed_sync_side};
+use crate::process::{JobKind, JobResult, is_failed_sync};
 use crate::terms::DEPTH;
 
 impl World {
@@ -108,7 +107,7 @@ impl World {
         for job in process.jobs {
             if let Some(job_result) = &job.result {
                 if let JobResult::Event(event) = job_result {
-                    self.note_unreported_failure(host, failed_sync_side(event));
+                    self.note_unreported_failure(host, is_failed_sync(event));
                 }
                 continue;
             }
@@ -123,11 +122,9 @@ impl World {
         self.note_landed_records();
     }
 
-    /// Records that the process died before it could react to a failed sync of this side.
-    pub(super) fn note_unreported_failure(&mut self, host: usize, side: Option<Side>) {
-        if let Some(side) = side {
-            self.hosts[host].disk.lock().side(side).unreported_failure = true;
-        }
+    /// Records that the process died before it could react to a sync, if that failed.
+    pub(super) fn note_unreported_failure(&mut self, host: usize, failed: bool) {
+        self.hosts[host].disk.lock().unreported_failure |= failed;
     }
 
     fn finish_without_answer(&mut self, host: usize, action: &Action, mark: Option<SyncMark>) {

@@ -108,9 +108,8 @@ impl World {
 
     fn sync_side(&mut self, host: usize, side: Side, mark: SyncMark) -> Event {
         let mut disk = self.hosts[host].disk.lock();
-        let at = disk.side(side);
-        let fails = std::mem::take(&mut at.unreported_failure) || self.failures.sync_fails(&mut self.rng);
-        at.end_sync(mark, fails);
+        let fails = std::mem::take(&mut disk.unreported_failure) || self.failures.sync_fails(&mut self.rng);
+        disk.end_sync(side, mark, fails);
         Event::SideSynced { side, result: if fails { Err(Errno::EIO) } else { Ok(()) } }
     }
 }
@@ -194,7 +193,7 @@ impl LocalFiles<'_> {
 
     /// Syncs the durable map.
     fn sync_map(&mut self, mark: SyncMark) -> Event {
-        self.disk.map.end_sync(mark, self.fails);
+        self.disk.end_map_sync(mark, self.fails);
         Event::MapSynced { result: self.result() }
     }
 }

@@ -87,7 +87,7 @@ impl World {
                 Event::MapPrepared { chunk: *chunk, result: Err(why) }
             }
             Action::SyncSide { side } => {
-                disk.side(*side).end_sync(mark.expect("a sync has a mark"), true);
+                disk.end_sync(*side, mark.expect("a sync has a mark"), true);
                 Event::SideSynced { side: *side, result }
             }
             Action::WriteMap(writes) => {
@@ -97,7 +97,7 @@ impl World {
                 Event::MapWritten { result }
             }
             Action::SyncMap => {
-                disk.map.end_sync(mark.expect("a sync has a mark"), true);
+                disk.end_map_sync(mark.expect("a sync has a mark"), true);
                 Event::MapSynced { result }
             }
             Action::Read { .. }
@@ -126,7 +126,7 @@ impl World {
             LocalCall::WriteHeader(write) => {
                 disk.map.write(write, || strike.condition == Condition::Broken && rng.once_in(2));
             }
-            LocalCall::SyncHeader => disk.map.fail_sync(),
+            LocalCall::SyncHeader => disk.fail_sync(),
             LocalCall::StorePending(_)
             | LocalCall::Preserve
             | LocalCall::Discard
