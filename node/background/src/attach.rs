@@ -94,7 +94,7 @@ pub enum AttachError<L: Error + 'static> {
 
 /// Returns true if local data that is not the volume's newest must be preserved. A log reset by a restore of
 /// the bucket lacks clean data, too.
-fn is_kept(map: &FoundMap, why: Foreign) -> bool {
+pub fn is_kept(map: &FoundMap, why: Foreign) -> bool {
     map.pages.holds_dirty() || (why == Foreign::LogRolledBack && !map.pages.is_empty())
 }
 

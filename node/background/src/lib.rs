@@ -30,7 +30,7 @@ mod upload_memory;
 mod upload_parts;
 mod work;
 
-pub use attach::{Acquired, AttachError, Preserved, acquire};
+pub use attach::{Acquired, AttachError, Preserved, acquire, is_kept};
 pub use cold::{ColdError, ColdLines, retry_while_unavailable};
 pub use compressors::Compressors;
 pub use fetches::{BlockReader, Fetches, StoredFrames};

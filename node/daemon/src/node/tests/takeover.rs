@@ -32,6 +32,7 @@ use tokio::sync::Notify;
 use super::*;
 use crate::node::local::volume_files::AttachFiles;
 use crate::node::volume::background::LocalSides;
+use crate::node::volume::detach::preserve;
 use crate::node::volume::device::new_device;
 use crate::node::volume::table::Reserved;
 use holdfast_serve::LiveMap;
@@ -312,6 +313,34 @@ fn a_log_rolled_back_is_reported_and_breaks_no_log() {
             let after = restored.local().read_map().unwrap().unwrap();
             assert!(matches!(worth(&log, Some(&after)), LocalData::Ours { .. }));
         }
+    });
+}
+
+/// Regression, found in review: after the bucket was restored from a backup, the detach of a volume that was
+/// being served removed the only copy of the data committed since.
+#[test]
+fn a_detach_keeps_clean_data_that_the_log_has_lost() {
+    run_node_test(async {
+        let store = store_with(9).await;
+        let dirs = Dirs::new();
+        let acquired = attach(&dirs, &store, &claim("a", 1)).await.unwrap();
+        let mut writer = Writer::new(&dirs, &store, acquired);
+        writer.write_and_commit().await;
+        let restored = backup(&store).await;
+        writer.write_and_commit().await;
+        writer.write_and_commit().await;
+        let range = SectorRange::new(0, 1);
+        writer.handle(Event::Request { id: RequestId(0), op: Op::Flush, range }).await;
+        drop(writer);
+        let replica = Dirs::new();
+        copy(&dirs.local().dir(), &replica.local().dir());
+        assert!(!dirs.local().read_map().unwrap().unwrap().pages.holds_dirty(), "all is committed");
+
+        preserve(&*restored, &dirs.local(), Epoch(1), true).await.unwrap();
+        let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
+        kept.contents().unwrap();
+        preserve(&*store, &replica.local(), Epoch(1), true).await.unwrap();
+        assert!(!replica.local().dir().exists() && fenced::find(replica.state.path(), "disk-1").is_err());
     });
 }
 

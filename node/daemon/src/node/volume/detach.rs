@@ -5,7 +5,11 @@
 
 use std::sync::Arc;
 
+use holdfast_background::is_kept;
+use holdfast_engine::attach::{LocalData, worth};
 use holdfast_engine::event::Event;
+use holdfast_log::read_manifest_to_end;
+use holdfast_objects::ObjectStore;
 use holdfast_service::chain;
 use holdfast_types::{Epoch, VolumeId};
 
@@ -91,10 +95,11 @@ impl Node {
         let end = end.await;
         // Preserved before another process may take the files for those of a detached volume.
         if let Some(WriterState::Preserved { complete }) = end.writer() {
-            let (local, epoch) = (present.local.clone(), Epoch(present.terms.epoch));
-            let named = present.volume().clone();
-            blocking(move || preserve(&named, &local, epoch, complete)).await.map_err(|source| {
-                NodeError::PreserveFailed { volume: present.volume().clone(), source: source.into() }
+            let kept =
+                preserve(&*present.objects, &present.local, Epoch(present.terms.epoch), complete).await;
+            kept.map_err(|source| NodeError::PreserveFailed {
+                volume: present.volume().clone(),
+                source: source.into(),
             })?;
         }
         present.await_deletion().await;
@@ -105,28 +110,59 @@ impl Node {
     }
 }
 
-/// Preserves a fenced writer's un-uploaded data for `holdfast-node fenced`; removes the files if all of it
-/// was committed. A durable map that was not updated (`complete` is false) may be empty: the live map is then
+/// Preserves a fenced writer's local data for `holdfast-node fenced`; removes the files if the store has all
+/// of it. A durable map that was not updated (`complete` is false) may be empty: the live map is then
 /// preserved along with it, before anything is moved. A failed call may be retried.
-fn preserve(volume: &VolumeId, local: &Local, epoch: Epoch, complete: bool) -> Result<(), NodeError> {
-    let dir = local.dir();
-    if !dir.try_exists().map_err(file(&dir, "checked"))? {
-        // An earlier attempt got this far.
-        return Ok(());
-    }
-    if !complete {
-        local.keep_live_map()?;
+pub(in crate::node) async fn preserve(
+    objects: &dyn ObjectStore,
+    local: &Local,
+    epoch: Epoch,
+    complete: bool,
+) -> Result<(), NodeError> {
+    let is_stored = complete && is_stored(objects, local).await;
+    let local = local.clone();
+    blocking(move || {
+        let (dir, volume) = (local.dir(), local.volume());
+        if !dir.try_exists().map_err(file(&dir, "checked"))? {
+            // An earlier attempt got this far.
+            return Ok(());
+        }
+        if is_stored {
+            tracing::warn!(%volume, "the volume was fenced; all of its data had been uploaded");
+            return local.discard();
+        }
+        if !complete {
+            local.keep_live_map()?;
+        }
         let kept = local.preserve(epoch)?;
-        tracing::error!(%volume, kept = %kept.display(),
-            "volume fenced while the local disk fails; preserved all local data");
-        return Ok(());
+        let why = if complete { "" } else { " while the local disk fails" };
+        tracing::error!(%volume, kept = %kept.display(), "volume fenced{why}; preserved its local data");
+        Ok(())
+    })
+    .await
+}
+
+/// Returns true if the store has all data of the local files: none is dirty, and the log was not rolled back
+/// by a restore of the bucket. False if the log cannot be read.
+async fn is_stored(objects: &dyn ObjectStore, local: &Local) -> bool {
+    let read = local.clone();
+    let Ok(Some(found)) = blocking(move || read.read_map()).await else { return false };
+    if found.pages.holds_dirty() {
+        return false;
     }
-    let all_committed = matches!(local.read_map(), Ok(Some(map)) if !map.pages.holds_dirty());
-    if all_committed {
-        tracing::warn!(%volume, "the volume was fenced; all of its data had been uploaded");
-        return local.discard();
+    if found.pages.is_empty() {
+        return true;
     }
-    let kept = local.preserve(epoch)?;
-    tracing::error!(%volume, kept = %kept.display(), "volume fenced; preserved its unuploaded data");
-    Ok(())
+    match read_manifest_to_end(objects, local.volume()).await {
+        Ok(manifest) => {
+            !matches!(worth(&manifest, Some(&found)), LocalData::Foreign(why) if is_kept(&found, why))
+        }
+        Err(error) => {
+            tracing::warn!(
+                volume = %local.volume(), error = chain(&error),
+                "the log of a fenced volume could not be read; its local data is preserved"
+            );
+            false
+        }
+    }
 }
