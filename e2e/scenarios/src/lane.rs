@@ -118,6 +118,10 @@ pub const IN_TURN: &[&str] = &[
     "claims-without-ublk@6.12",
     "csi-node@6.12",
     "csi-sanity-fuse@6.12",
+    "stalled-disk-user-copy@6.8",
+    "stalled-disk-user-copy",
+    "stalled-disk-zero-copy",
+    "stalled-disk-fuse",
 ];
 
 /// Scenarios of a run without a filter that start only while its time permits, except for a different one

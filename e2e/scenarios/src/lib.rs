@@ -57,6 +57,7 @@ pub mod s3_outage;
 mod seaweedfs;
 mod smoke;
 mod snapshots;
+mod stalled_disk;
 mod standalone;
 pub mod store_dialects;
 pub mod story;
@@ -553,6 +554,27 @@ pub const BY_NAME: &[Scenario] = &[
         expected: Duration::from_secs(60),
         alone: false,
         run: held_requests::user_copy,
+    },
+    Scenario {
+        name: "stalled-disk-user-copy",
+        about: "the disk stalls while the daemon is killed: the next one waits for the late write, which overwrites no newer one",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: stalled_disk::user_copy,
+    },
+    Scenario {
+        name: "stalled-disk-zero-copy",
+        about: "the same as `stalled-disk-user-copy`, with zero copy",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: stalled_disk::zero_copy,
+    },
+    Scenario {
+        name: "stalled-disk-fuse",
+        about: "the same as `stalled-disk-user-copy`, without ublk",
+        expected: Duration::from_secs(40),
+        alone: false,
+        run: stalled_disk::fuse,
     },
     Scenario {
         name: "memory-pressure-user-copy",

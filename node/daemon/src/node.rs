@@ -87,6 +87,7 @@ use local::outdated::OutdatedFiles;
 use local::owner::HeldOwner;
 use local::quota::{CacheQuota, empty_trash};
 use local::volume_files::LocalDirs;
+use ring::lock::EarlierRings;
 use ring::placement::Rings;
 use ring::thread;
 use run_blocking::calls_end;
@@ -347,7 +348,7 @@ impl Node {
     /// The local state cannot be used.
     pub(crate) async fn serve(owner: Owner) -> Result<Self, NodeError> {
         let NodeConfig { run_dir, keeper, .. } = owner.config();
-        let kernel = Arc::new(Kernel::of_this_host(run_dir, *keeper));
+        let kernel = Arc::new(Kernel::of_this_host(run_dir, *keeper, owner.ring_locks().clone()));
         let prepared = Arc::clone(&kernel);
         run_blocking(move || {
             prepared.prepare_udev();
@@ -392,8 +393,10 @@ impl Node {
         let slab = run_blocking(move || BlockSlab::open(&path, bytes)).await?;
         let zeros = zeros_file().map_err(file(Path::new(ZEROS), "created in memory"))?;
         let (mut rings, mut threads) = (Vec::new(), Vec::new());
+        let lock = owner.ring_locks().lock()?;
         for number in 0..config.ring_threads {
             let share = |handle: &File| handle.try_clone().map_err(file(Path::new(ZEROS), "shared"));
+            let lock = share(&lock)?;
             let (ring, thread) = thread::spawn(
                 number,
                 SharedFiles {
@@ -401,10 +404,12 @@ impl Node {
                     memory: share(slab.memory_file())?,
                     zeros: share(&zeros)?,
                 },
+                lock,
             )?;
             rings.push(ring);
             threads.push(thread);
         }
+        drop(lock);
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let pools = Pools {
             indexes: Arc::new(Indexes::new(INDEXES, INDEX_CACHE_BYTES)),
@@ -421,7 +426,7 @@ impl Node {
             host: HostFacts { features: Features::probe(), state_disk },
             installation,
             devices,
-            rings: Rings::new(rings, open_files),
+            rings: Rings::new(rings, open_files, EarlierRings::new(owner.ring_locks().clone())),
             threads: Mutex::new(threads),
             cold: Arc::new(ColdReads::new(slab, Arc::clone(&pools.indexes))),
             pools,

@@ -35,17 +35,15 @@ const ATTRIBUTES: libc::c_uint = 0x02 | 0x04 | 0x08 | 0x10;
 #[derive(Clone, Debug)]
 pub struct FuseConnection {
     file: Arc<File>,
-    lock: Arc<File>,
     name: String,
     len_bytes: Arc<AtomicU64>,
 }
 
 impl FuseConnection {
-    /// Creates a handle of a connection whose file system has one file of this name and size. The server
-    /// holds `lock` until it stops serving.
+    /// Creates a handle of a connection whose file system has one file of this name and size.
     #[must_use]
-    pub fn new(file: File, lock: Arc<File>, name: String, len_bytes: u64) -> Self {
-        Self { file: Arc::new(file), lock, name, len_bytes: Arc::new(AtomicU64::new(len_bytes)) }
+    pub fn new(file: File, name: String, len_bytes: u64) -> Self {
+        Self { file: Arc::new(file), name, len_bytes: Arc::new(AtomicU64::new(len_bytes)) }
     }
 
     /// Opens a new connection, without a file system.
@@ -82,12 +80,6 @@ impl FuseConnection {
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
-    }
-
-    /// Returns the server's lock.
-    #[must_use]
-    pub fn lock(&self) -> BorrowedFd<'_> {
-        self.lock.as_fd()
     }
 
     /// Returns the name of the file.

@@ -31,7 +31,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use holdfast_ring::{FileSlot, IoResult, KernelErrno, Ring, RingError, RingOperation};
+use holdfast_ring::{IoResult, KernelErrno, Ring, RingOperation};
 use holdfast_types::SECTOR_BYTES;
 use holdfast_ublk::{DeviceRequest, Operation, QueueError, RequestPart};
 use io_uring::{opcode, types};
@@ -84,8 +84,6 @@ pub enum FuseFault {
 pub struct FuseQueue<K> {
     owner: K,
     connection: FuseConnection,
-    /// Holds the server's lock until the last operation of the ring has ended.
-    lock: FileSlot,
     file: FuseFile,
     /// `None` only while the queue is dropped.
     buffers: Option<FuseBuffers>,
@@ -117,20 +115,17 @@ struct FuseWait {
 }
 
 impl<K: Copy> FuseQueue<K> {
-    /// Opens the queue of a connection on a ring, and makes the kernel resend requests that an earlier server
+    /// Opens the queue of a connection, and makes the kernel resend requests that an earlier server
     /// read and did not answer. Next: [`poll`](Self::poll).
     ///
-    /// # Errors
-    /// [`QueueError::Ring`] if the ring's table of files is full; [`QueueError::Map`];
-    /// [`QueueError::Connection`] if the connection has ended, or the kernel is older than 6.9.
-    pub fn open<T>(ring: &mut Ring<T>, connection: FuseConnection, owner: K) -> Result<Self, QueueError> {
+    /// # Errors [`QueueError::Map`]; [`QueueError::Connection`] if the connection has ended, or the kernel is
+    /// older than 6.9.
+    pub fn open(connection: FuseConnection, owner: K) -> Result<Self, QueueError> {
         let map = |source| QueueError::Map { what: "the buffers", queue_id: 0, source };
         let buffers = FuseBuffers::map().map_err(map)?;
         connection.write(&[&resend()]).map_err(QueueError::Connection)?;
-        let lock = ring.register_file(connection.lock())?;
         Ok(Self {
             owner,
-            lock,
             file: connection.description(),
             connection,
             buffers: Some(buffers),
@@ -400,14 +395,10 @@ impl<K: Copy> FuseQueue<K> {
 
     /// Releases the connection after [`end`](Self::end), while the ring stays in use.
     ///
-    /// # Errors
-    /// [`RingError`]: the ring still holds the server's lock.
-    ///
     /// # Panics
     /// If the kernel has an operation or the owner a request.
-    pub fn close<T>(self, ring: &mut Ring<T>) -> Result<(), RingError> {
+    pub fn close(self) {
         assert!(self.with_kernel == 0 && self.requests_with_owner() == 0, "all have come back");
-        ring.unregister_file(self.lock)
     }
 }
 

@@ -54,12 +54,18 @@ pub struct RingThread {
 }
 
 impl RingThread {
-    /// Makes the calling thread a ring thread, with a ring that reads from these shared files.
+    /// Makes the calling thread a ring thread, with a ring that reads from these shared files. The ring has
+    /// `lock` open until the kernel has ended its last operation, which may be after the end of the process.
     ///
     /// # Errors
     /// [`RingError`] if the ring cannot be created.
-    pub fn new(files: &SharedFiles<File>, messages: Receiver<Message>) -> Result<Self, RingError> {
+    pub fn new(
+        files: &SharedFiles<File>,
+        lock: &File,
+        messages: Receiver<Message>,
+    ) -> Result<Self, RingError> {
         let mut ring = VolumeRing::new(&RingOptions::default())?;
+        ring.register_file(lock.as_fd())?;
         let shared = SharedFiles {
             slab: ring.register_file(files.slab.as_fd())?,
             memory: ring.register_file(files.memory.as_fd())?,

@@ -115,7 +115,10 @@ impl VolumeQueue {
     pub(crate) fn close(self, ring: &mut VolumeRing) -> Result<(), QueueError> {
         match self {
             Self::Ublk(queue) => queue.close(ring),
-            Self::Fuse(queue) => Ok(queue.close(ring)?),
+            Self::Fuse(queue) => {
+                queue.close();
+                Ok(())
+            }
         }
     }
 }

@@ -454,6 +454,16 @@ pub(crate) enum NodeError {
         #[source]
         source: LocalDamage,
     },
+    /// The kernel has not ended the disk operations of the rings of an earlier daemon.
+    #[error(
+        "disk operations of an earlier holdfast-node process were still in flight after {} ms; the volume is recovered once \
+         the kernel has ended them. Check the disk of the state directory (dmesg)",
+        within.as_millis()
+    )]
+    EarlierRing {
+        /// Time waited.
+        within: std::time::Duration,
+    },
     /// The ublk driver rejected a command.
     #[error(transparent)]
     Device(#[from] ControlError),
@@ -588,6 +598,7 @@ impl NodeError {
             Self::File { .. }
             | Self::RecoveryFailed { .. }
             | Self::PreserveFailed { .. }
+            | Self::EarlierRing { .. }
             | Self::Device(_)
             | Self::OtherInstallation(_)
             | Self::OlderLayout { .. }

@@ -12,14 +12,16 @@ use crate::node::NodeConfig;
 use crate::node::device::tag::Installation;
 use crate::node::error::{NodeError, file};
 use crate::node::local::live_map;
+use crate::node::local::owner::check_records;
 use crate::node::local::volume_files::{LocalDirs, attached_volumes};
 use crate::node::memory;
 use crate::node::store::block_cache::slab_path;
 
 /// Checks that this process can create a ring and write to the slab's file: its pod may have other rights
-/// than the owner's, and the state directory may have been remounted read-only. Reads each attached volume's
-/// recovery data: checks that this version can read it, and that it belongs to the state directory of this
-/// process. Another file system may have been mounted there since the owner started.
+/// than the owner's, and the state directory may have been remounted read-only. Reads the records of the two
+/// directories, and each attached volume's recovery data: checks that this version can read them, and that
+/// the data belongs to the state directory of this process. Another file system may have been mounted there
+/// since the owner started.
 ///
 /// # Errors
 /// The unusable file; [`NodeError::RingSetup`]; [`NodeError::OtherInstallation`].
@@ -31,6 +33,7 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(file(&slab, "opened")(error)),
     }
+    check_records(config)?;
     let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
     let installation = Installation::read(&config.state_dir)?;
     for volume in attached_volumes(&dirs)? {

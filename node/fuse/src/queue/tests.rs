@@ -5,10 +5,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_ring::RingOptions;
+use holdfast_ring::{FileSlot, RingOptions};
 
 use super::*;
 use crate::protocol::{REPLY_HEAD_BYTES, REQUEST_HEAD_BYTES};
@@ -64,9 +63,8 @@ impl Fixture {
         let options = RingOptions { submission_entries: 8, completion_entries: 256, files: 8, buffers: 0 };
         let mut ring = Ring::new(&options).unwrap();
         let [ours, kernel] = pair().map(File::from);
-        let lock = Arc::new(tempfile::tempfile().unwrap());
-        let connection = FuseConnection::new(ours, lock, "volume".to_owned(), SECTORS * SECTOR_BYTES);
-        let mut queue = FuseQueue::open(&mut ring, connection, ()).unwrap();
+        let connection = FuseConnection::new(ours, "volume".to_owned(), SECTORS * SECTOR_BYTES);
+        let mut queue = FuseQueue::open(connection, ()).unwrap();
         queue.poll(&mut ring);
         let side_file = tempfile::tempfile().unwrap();
         let side = ring.register_file(side_file.as_fd()).unwrap();
@@ -343,8 +341,8 @@ fn an_ended_queue_gets_back_all_that_the_ring_has() {
     fixture.complete(request, Ok(()));
     assert_eq!(fixture.queue.with_kernel(), 1, "the owner looks again");
     fixture.turn();
-    let Fixture { mut ring, queue, .. } = fixture;
-    queue.close(&mut ring).unwrap();
+    let Fixture { queue, .. } = fixture;
+    queue.close();
 }
 
 #[test]

@@ -97,7 +97,7 @@ impl FakeServed {
         let NewFake { message, mut added, work, pages } = new;
         let (inbox, messages) = mpsc::channel(2048);
         let files = SharedFiles { slab, memory: in_memory(4096), zeros: zeros() };
-        let mut thread = RingThread::new(&files, messages).map_err(io::Error::other)?;
+        let mut thread = RingThread::new(&files, &in_memory(0), messages).map_err(io::Error::other)?;
         let device = FakeDevice::new(depth, max_io_bytes, has_batches)?;
         send(&mut thread, &inbox, message)?;
         let key = added.try_recv().expect("it was added in that turn").map_err(io::Error::other)?;

@@ -116,7 +116,7 @@ fn new_volume(requests: u32) -> NewVolume {
 
 fn ring_thread() -> RingThread {
     holdfast_ring::raise_open_file_limit().unwrap();
-    RingThread::new(&files(), mpsc::channel(1).1).unwrap()
+    RingThread::new(&files(), &tempfile::tempfile().unwrap(), mpsc::channel(1).1).unwrap()
 }
 
 /// Handles completions until `done` returns true.
@@ -215,7 +215,7 @@ fn the_end_of_a_pause_sets_the_time() {
 fn the_time_is_read_when_a_message_comes() {
     holdfast_ring::raise_open_file_limit().unwrap();
     let (inbox, messages) = mpsc::channel(1);
-    let mut thread = RingThread::new(&files(), messages).unwrap();
+    let mut thread = RingThread::new(&files(), &tempfile::tempfile().unwrap(), messages).unwrap();
     thread.now = 0;
     let removed = VolumeKey { index: 0, serial: 7 };
     thread.ring.no_operation(InFlight::Command(QueueCommand { owner: removed, queue_id: 0, tag: 0 }));

@@ -1,16 +1,14 @@
 //! Devices without ublk: FUSE connections, each with a loop device.
 //!
-//! Owns: the order of operations on connections, loop devices and the keeper; the server's lock.
+//! Owns: the order of operations on connections, loop devices and the keeper.
 //! Does not own: communication with the keeper (`kept_connections.rs`).
 //! Runs on: threads that may block, but never on requests of the daemon's own devices: operations that may
 //! wait for those run in a separate process ([`LoopCommand`](holdfast_fuse::LoopCommand)).
-//! Invariants: the keeper holds a connection from before its device is bound until after it is cleared; a
-//! recovery starts once the ring of the last server is gone, together with its writes to the local files.
+//! Invariants: the keeper holds a connection from before its device is bound until after it is cleared.
 //! On failure: a failed attach leaves nothing behind; a detach may be retried.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -26,17 +24,15 @@ use holdfast_ublk::{
     ControlError, Device, DeviceInfo, DeviceSpec, DeviceState, Expected, ForeignFeatures, Holders,
     KernelRelease, LOOP_IDS, Transport, Unsupported,
 };
-use parking_lot::Mutex;
 
 use super::kept_connections::{KeeperStart, KeptConnections};
 use crate::node::QUEUE_DEPTH;
+use crate::node::ring::lock::RingLocks;
 
 /// The command of the daemon's own program that binds or clears a loop device.
 pub(crate) const LOOP_DEVICE: &str = "loop-device";
 /// The program of this process, even after an upgrade has replaced its file.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The file in the run directory that a server keeps locked until its ring is gone.
-const LOCK: &str = "fuse.lock";
 /// Limits of the kernel for a request, in seconds (Linux 6.15 and newer), each with the refusal if it is not
 /// 0. Source: `init_server_timeout` of `fs/fuse/inode.c`; either is enough for an abort of the connection.
 const REQUEST_TIMEOUTS: [(&str, &str); 2] = [
@@ -52,8 +48,6 @@ const REQUEST_TIMEOUTS: [(&str, &str); 2] = [
     ),
 ];
 const MAX_PARTITIONS: &str = "/sys/module/loop/parameters/max_part";
-/// Maximum wait for the lock if no device is recovered.
-const LOCK_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Maximum wait for programs that open a device briefly, such as udev.
 const UNUSED_WITHIN: Duration = Duration::from_secs(2);
@@ -89,7 +83,7 @@ pub(crate) fn probe() -> Result<(), Unsupported> {
 /// # Errors
 /// Those of [`probe`]; [`Unsupported::NoKeeper`].
 pub(crate) fn check(run_dir: &Path, starts: KeeperStart) -> Result<(), Unsupported> {
-    FuseDevices::new(run_dir, starts).check()
+    FuseDevices::new(run_dir, starts, RingLocks::without_rings(run_dir)).check()
 }
 
 /// Returns the refusal of a kernel with a limit for each request, according to its parameters.
@@ -109,19 +103,13 @@ pub(in crate::node) struct FuseDevices(Arc<FuseInner>);
 
 struct FuseInner {
     connections: KeptConnections,
-    lock_path: PathBuf,
-    /// The server's lock, once acquired.
-    lock: Mutex<Option<Arc<File>>>,
+    rings: RingLocks,
 }
 
 impl FuseDevices {
     /// Creates the set of devices whose connections the keeper of a run directory holds.
-    pub(in crate::node) fn new(run_dir: &Path, starts: KeeperStart) -> Self {
-        Self(Arc::new(FuseInner {
-            connections: KeptConnections::new(run_dir, starts),
-            lock_path: run_dir.join(LOCK),
-            lock: Mutex::default(),
-        }))
+    pub(in crate::node) fn new(run_dir: &Path, starts: KeeperStart, rings: RingLocks) -> Self {
+        Self(Arc::new(FuseInner { connections: KeptConnections::new(run_dir, starts), rings }))
     }
 
     /// Checks that a device can be added. Fails if the kernel lacks a part, or if a keeper run by another
@@ -175,15 +163,7 @@ impl FuseDevices {
     }
 
     fn other_server_lives(&self) -> Result<bool, ControlError> {
-        if self.0.lock.lock().is_some() {
-            return Ok(false);
-        }
-        let path = &self.0.lock_path;
-        match self.open_lock()?.try_lock() {
-            Ok(()) => Ok(false),
-            Err(std::fs::TryLockError::WouldBlock) => Ok(true),
-            Err(std::fs::TryLockError::Error(source)) => Err(file(path, "locked")(source)),
-        }
+        self.0.rings.others_exist().map_err(file(self.0.rings.dir(), "read"))
     }
 
     pub(in crate::node) fn find(&self, id: u32, expected: &Expected) -> Result<Device, ControlError> {
@@ -197,9 +177,8 @@ impl FuseDevices {
 
     pub(in crate::node) fn add(&self, spec: &DeviceSpec) -> Result<Device, ControlError> {
         let tag = spec.tag;
-        let lock = self.lock(LOCK_WITHIN)?.ok_or_else(|| self.still_locked())?;
         let opened = FuseConnection::open_device().map_err(file(FUSE_PATH, "opened"))?;
-        let connection = FuseConnection::new(opened, lock, file_name(tag), spec.sectors * SECTOR_BYTES);
+        let connection = FuseConnection::new(opened, file_name(tag), spec.sectors * SECTOR_BYTES);
         self.0
             .connections
             .keep(tag, &connection)
@@ -243,9 +222,7 @@ impl FuseDevices {
     pub(in crate::node) fn open(&self, device: Device) -> Result<OpenQueues, ControlError> {
         let connection = self.0.connections.get(device.tag());
         let connection = connection.ok_or(ControlError::NotFound { id: device.id() })?;
-        Ok(Box::new(move |ring, owner| {
-            Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
-        }))
+        Ok(Box::new(move |_ring, owner| Ok(vec![VolumeQueue::Fuse(FuseQueue::open(connection, owner)?)])))
     }
 
     pub(in crate::node) fn sectors(&self, device: Device) -> Result<u64, ControlError> {
@@ -307,20 +284,12 @@ impl FuseDevices {
         Ok(is_cleared)
     }
 
-    /// Waits until the last server's ring is gone, and takes over the connection.
-    pub(in crate::node) fn start_recovery(
-        &self,
-        device: Device,
-        within: Duration,
-    ) -> Result<(), ControlError> {
+    /// Takes over the connection. The last server's rings must be gone.
+    pub(in crate::node) fn start_recovery(&self, device: Device) -> Result<(), ControlError> {
         let (id, tag) = (device.id(), device.tag());
-        let Some(lock) = self.lock(within)? else {
-            let waited_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-            return Err(ControlError::StillHeld { id, state: DeviceState::Quiesced, waited_ms });
-        };
         let bound = of_tag(device)?;
         let len_bytes = sectors_of(bound)? * SECTOR_BYTES;
-        let open = |file| FuseConnection::new(file, lock, file_name(tag), len_bytes);
+        let open = |file| FuseConnection::new(file, file_name(tag), len_bytes);
         let taken = self.0.connections.take(tag, open).map_err(self.unreachable())?;
         taken.ok_or(ControlError::NotFound { id })?;
         // The kernel finishes the device's requests first, which wait for this recovery.
@@ -410,43 +379,6 @@ impl FuseDevices {
         Err(ControlError::TimedOut { id: device.id(), command: "LOOP_CLR_FD", waited_ms })
     }
 
-    /// Acquires the server's lock; `None` if another server holds it longer than `within`.
-    fn lock(&self, within: Duration) -> Result<Option<Arc<File>>, ControlError> {
-        let begun = Instant::now();
-        let path = &self.0.lock_path;
-        if let Some(lock) = &*self.0.lock.lock() {
-            return Ok(Some(Arc::clone(lock)));
-        }
-        let opened = self.open_lock()?;
-        loop {
-            match opened.try_lock() {
-                Ok(()) => break,
-                Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() >= within => {
-                    // Another thread of this process may have acquired it.
-                    return Ok(self.0.lock.lock().clone());
-                }
-                Err(std::fs::TryLockError::WouldBlock) => {
-                    if let Some(lock) = &*self.0.lock.lock() {
-                        return Ok(Some(Arc::clone(lock)));
-                    }
-                    thread::sleep(LOOK_EVERY);
-                }
-                Err(std::fs::TryLockError::Error(source)) => return Err(file(path, "locked")(source)),
-            }
-        }
-        Ok(Some(Arc::clone(self.0.lock.lock().get_or_insert(Arc::new(opened)))))
-    }
-
-    fn open_lock(&self) -> Result<File, ControlError> {
-        let path = &self.0.lock_path;
-        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
-        opened.map_err(file(path, "opened"))
-    }
-
-    fn still_locked(&self) -> ControlError {
-        file(&self.0.lock_path, "locked")(io::ErrorKind::WouldBlock.into())
-    }
-
     /// Returns the number of connections of this process that no keeper currently has.
     pub(in crate::node) fn unkept(&self) -> usize {
         self.0.connections.unkept()
@@ -513,7 +445,8 @@ mod tests {
     use super::*;
 
     fn devices(run_dir: &tempfile::TempDir) -> FuseDevices {
-        FuseDevices::new(run_dir.path(), KeeperStart::Outside)
+        let rings = RingLocks::of_owner(run_dir.path());
+        FuseDevices::new(run_dir.path(), KeeperStart::Outside, rings)
     }
 
     /// Regression: the binding waited for the partitions, which are read before requests are served.
@@ -546,11 +479,10 @@ mod tests {
     #[test]
     fn a_connection_may_be_with_another_server() {
         let run_dir = tempfile::tempdir().unwrap();
-        let (old, new) = (devices(&run_dir), devices(&run_dir));
+        let (old, new) = (RingLocks::of_owner(run_dir.path()), devices(&run_dir));
         assert!(!new.is_kept(1).unwrap(), "nothing has it");
-        let lock = old.lock(Duration::ZERO).unwrap();
+        let lock = old.lock().unwrap();
         assert!(new.is_kept(1).unwrap());
-        *old.0.lock.lock() = None;
         drop(lock);
         assert!(!new.is_kept(1).unwrap());
     }

@@ -332,8 +332,7 @@ mod tests {
     }
 
     fn connection() -> FuseConnection {
-        let file = || tempfile::tempfile().unwrap();
-        FuseConnection::new(file(), Arc::new(file()), "volume".to_owned(), 1 << 20)
+        FuseConnection::new(tempfile::tempfile().unwrap(), "volume".to_owned(), 1 << 20)
     }
 
     fn until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -22,6 +22,7 @@ use super::fuse::FuseDevices;
 use super::kept_connections::KeeperStart;
 use super::udev::{UDEV, Udev};
 use crate::node::TransportChoice;
+use crate::node::ring::lock::RingLocks;
 use holdfast_serve::{OpenQueues, QueueShare, VolumeQueue};
 
 /// The command of the daemon's own program that flushes a block device.
@@ -90,8 +91,8 @@ pub(in crate::node) struct Kernel {
 
 impl Kernel {
     /// Returns the devices of this host, for a daemon with this run directory. Nothing is written yet.
-    pub(in crate::node) fn of_this_host(run_dir: &Path, keeper: KeeperStart) -> Self {
-        Self { udev: Udev::new(Path::new(UDEV)), fuse: FuseDevices::new(run_dir, keeper) }
+    pub(in crate::node) fn of_this_host(run_dir: &Path, keeper: KeeperStart, rings: RingLocks) -> Self {
+        Self { udev: Udev::new(Path::new(UDEV)), fuse: FuseDevices::new(run_dir, keeper, rings) }
     }
 
     /// Closes connections of devices without ublk that an earlier daemon never bound.
@@ -219,7 +220,7 @@ impl Devices for Kernel {
 
     fn start_recovery(&self, device: Device, within: Duration) -> Result<(), ControlError> {
         if is_fuse(device) {
-            self.fuse.start_recovery(device, within)?;
+            self.fuse.start_recovery(device)?;
         } else {
             device.start_recovery(within)?;
         }

@@ -35,6 +35,7 @@ use crate::node::local::record_json::{read, write};
 use crate::node::local::volume_files::{
     Local, fenced_dir, run_volumes, spill_files_dir, state_volumes, trash_dir, volumes_under,
 };
+use crate::node::ring::lock::RingLocks;
 use crate::node::run_blocking::blocking;
 
 /// Interval of reminders that another daemon holds a lock.
@@ -49,6 +50,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(crate) struct Owner {
     config: NodeConfig,
     locks: [File; 2],
+    rings: RingLocks,
 }
 
 /// `<run>/owner`. A later release may add fields.
@@ -76,7 +78,8 @@ impl Owner {
     /// [`NodeError::RunDir`]; [`NodeError::RunDirTaken`], [`NodeError::StateDirReplaced`] and
     /// [`NodeError::StateInUse`] if the two do not belong together; an unusable file.
     pub(crate) async fn wait(config: NodeConfig) -> Result<Self, NodeError> {
-        let kernel = Kernel::of_this_host(&config.run_dir, config.keeper);
+        let locks = RingLocks::without_rings(&config.run_dir);
+        let kernel = Kernel::of_this_host(&config.run_dir, config.keeper, locks);
         Self::wait_with(config, Arc::new(kernel)).await
     }
 
@@ -98,7 +101,8 @@ impl Owner {
         let locks = [lock(&config.state_dir).await?, lock(&config.run_dir).await?];
         blocking(move || {
             pair(&config, &*devices)?;
-            Ok(Self { config, locks })
+            let rings = RingLocks::of_owner(&config.run_dir);
+            Ok(Self { config, locks, rings })
         })
         .await
     }
@@ -107,12 +111,17 @@ impl Owner {
         &self.config
     }
 
+    /// Returns the locks of the rings that this process may create.
+    pub(in crate::node) fn ring_locks(&self) -> &RingLocks {
+        &self.rings
+    }
+
     /// Lets the next daemon start. Nothing in this process may use the directories any more.
     ///
     /// # Errors
     /// The lock could not be released; the exit of the process releases it.
     pub(crate) fn release(self) -> Result<(), NodeError> {
-        let Self { config, locks } = self;
+        let Self { config, locks, rings: _ } = self;
         let dirs = [&config.state_dir, &config.run_dir];
         locks.iter().zip(dirs).try_for_each(|(lock, dir)| lock.unlock().map_err(file(dir, "unlocked")))
     }
@@ -148,6 +157,24 @@ pub(crate) fn check_dirs(config: &NodeConfig) -> Result<(), NodeError> {
         return Err(NodeError::SameDir(run_dir.clone()));
     }
     Ok(())
+}
+
+/// Checks that this version can read the record that each of the two directories has of the other.
+///
+/// # Errors
+/// [`NodeError::Damaged`]; an unreadable file.
+pub(in crate::node) fn check_records(config: &NodeConfig) -> Result<(), NodeError> {
+    read::<RunOwner>(&owner_path(&config.run_dir))?;
+    read::<LastRun>(&last_run_path(&config.state_dir))?;
+    Ok(())
+}
+
+fn owner_path(run_dir: &Path) -> PathBuf {
+    run_dir.join("owner")
+}
+
+fn last_run_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("run")
 }
 
 /// Returns true if a daemon uses the state directory. Briefly takes the lock if it is free.
@@ -205,7 +232,7 @@ fn pair(config: &NodeConfig, devices: &dyn Devices) -> Result<(), NodeError> {
     let NodeConfig { state_dir, run_dir, .. } = config;
     let installation = Installation::of(state_dir)?;
     let state_id = installation.to_string();
-    let (owner_path, last_path) = (run_dir.join("owner"), state_dir.join("run"));
+    let (owner_path, last_path) = (owner_path(run_dir), last_run_path(state_dir));
     let recorded = read::<RunOwner>(&owner_path)?;
     let owner = match recorded.clone() {
         Some(owner) if owner.state_id == state_id => owner,

@@ -122,6 +122,8 @@ impl Node {
         progress: &mut RecoverySteps,
     ) -> Result<(), NodeError> {
         let kernel = Arc::clone(self.0.devices.kernel());
+        // The last server wrote to the spill file until its rings ended.
+        self.0.rings.earlier().are_gone(QUIESCE_WITHIN).await?;
         let Some(LeftMemory { record, device }) = self.find_memory(volume, local).await? else {
             self.0.memory.forget(volume);
             return Ok(());
@@ -133,7 +135,6 @@ impl Node {
         let present = match &progress.present {
             Some(present) => Arc::clone(present),
             None => {
-                // Opened only now: the last server may have written until its exit.
                 let files = local.clone();
                 let read = record.clone();
                 let opened = blocking(move || files.open(&read)).await?;

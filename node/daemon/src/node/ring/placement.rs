@@ -2,6 +2,7 @@
 
 use crate::node::error::NodeError;
 use crate::node::ring::handle::RingHandle;
+use crate::node::ring::lock::EarlierRings;
 use crate::node::ring::room::{ReservedPlace, RingNeed, Rooms, VOLUME_FILES, files_of_volumes};
 use holdfast_serve::RingStatus;
 
@@ -11,14 +12,20 @@ pub(in crate::node) struct Rings {
     rooms: Rooms,
     /// File slots that the volumes of each ring may use.
     files: u32,
+    earlier: EarlierRings,
 }
 
 impl Rings {
     /// Takes the ring threads of a process with this limit of open files.
-    pub(in crate::node) fn new(handles: Vec<RingHandle>, open_files: u64) -> Self {
+    pub(in crate::node) fn new(handles: Vec<RingHandle>, open_files: u64, earlier: EarlierRings) -> Self {
         let files = files_of_volumes(handles.len(), open_files);
         let rooms = Rooms::new(handles.len(), files);
-        Self { handles, rooms, files }
+        Self { handles, rooms, files, earlier }
+    }
+
+    /// Returns the rings of earlier daemons, for which a recovery waits.
+    pub(in crate::node) fn earlier(&self) -> &EarlierRings {
+        &self.earlier
     }
 
     /// Returns the number of volumes with `queues` queues each that all rings can serve, by any transport.

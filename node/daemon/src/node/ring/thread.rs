@@ -13,20 +13,25 @@ use crate::node::error::NodeError;
 use crate::node::exit_on_panic::{ExitOnPanic, end_process};
 use crate::node::ring::handle::RingHandle;
 
-/// Starts a ring thread that reads from these shared files. At its end it returns the last descriptor of its
-/// ring. Drop that only after the thread has ended: before Linux 6.15 the kernel may hand a request to a
-/// living thread whose ring is being closed, and then waits for its answer permanently (`docs/kernels.md`).
+/// Starts a ring thread that reads from these shared files, and whose ring has `lock` open. At its end it
+/// returns the last descriptor of its ring. Drop that only after the thread has ended: before Linux 6.15 the
+/// kernel may hand a request to a living thread whose ring is being closed, and then waits for its answer
+/// permanently (`docs/kernels.md`).
 ///
 /// # Errors
 /// [`NodeError::RingThread`], [`NodeError::RingSetup`].
 pub(in crate::node) fn spawn(
     number: usize,
     files: SharedFiles<File>,
+    lock: File,
 ) -> Result<(RingHandle, JoinHandle<Option<OwnedFd>>), NodeError> {
     let (inbox, messages) = mpsc::channel(RING_MESSAGES);
     let (ready, started) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("ring-{number}")).spawn(move || {
-        match RingThread::new(&files, messages) {
+        let made = RingThread::new(&files, &lock, messages);
+        // Only the ring keeps it locked.
+        drop(lock);
+        match made {
             Ok(mut thread) => {
                 drop(ready.send(Ok((thread.waker(), thread.figures()))));
                 let _alone = ExitOnPanic("a ring thread");

@@ -20,6 +20,7 @@ use super::*;
 use crate::node::local::live_map;
 use crate::node::local::owner::HeldOwner;
 use crate::node::local::volume_files::AttachFiles;
+use crate::node::ring::lock::RingLocks;
 use crate::node::volume::device::LOOK_EVERY;
 use holdfast_format::limit::MAX_SECTORS;
 
@@ -819,6 +820,25 @@ fn a_late_write_of_the_last_server_is_seen() {
         host.detach_all(&node).await;
         let (last, header) = local.read_header().unwrap().unwrap();
         assert!(last > generation + 7 && header.closed_clean, "{last}");
+    });
+}
+
+/// Regression, found in review: kernels before 6.13 quiesce a device while disk writes of its dead server are
+/// in flight. The volume was recovered, and such a write then overwrote a newer one.
+#[test]
+fn a_recovery_waits_for_the_rings_of_a_dead_daemon() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    let left = RingLocks::of_owner(&host.dirs.config().run_dir).lock().unwrap();
+    host.daemon(|node| async move {
+        let refused = node.0.rings.earlier().are_gone(Duration::from_millis(20)).await.unwrap_err();
+        assert!(matches!(refused, NodeError::EarlierRing { .. }), "{refused}");
+        assert_eq!(state_of(&node, "x"), Some(VolumeState::Recovering));
+        drop(left);
+        settled(&node, |status| status.state == VolumeState::Attached).await;
+        host.check(&node).await;
     });
 }
 

@@ -90,8 +90,8 @@ struct LeftVolume {
 }
 
 impl LeftVolume {
-    /// Reads the files of a volume, once the last server of its device has exited: until then, its writes may
-    /// still change them. `None` if the detach had started to clear the files.
+    /// Reads the files of a volume, which no earlier process writes any more. `None` if the detach had
+    /// started to clear the files.
     fn read(local: &Local, devices: &dyn Devices, found: FoundDevice) -> Result<Option<Self>, NodeError> {
         let FoundDevice { record, device } = found;
         let device_sectors = match device {
@@ -301,9 +301,10 @@ impl Node {
         Ok(Some(present))
     }
 
-    /// Reads the state of a volume left by the previous process, after the kernel has started the recovery of
-    /// its device.
+    /// Reads the state of a volume left by the previous process, after that process's last write has ended
+    /// and the kernel has started the recovery of the device.
     async fn left(&self, recovery: &mut Recovery, local: &Local) -> Result<Option<LeftVolume>, NodeError> {
+        self.0.rings.earlier().are_gone(recovery.quiesce_within).await?;
         let (kernel, installation) = (self.0.devices.kernel(), self.0.installation);
         let found = blocking({
             let (local, kernel) = (local.clone(), Arc::clone(kernel));

@@ -48,10 +48,9 @@ impl Limited {
         thread.now = now();
         let key = thread.add(new, now()).unwrap();
         let [ours, kernel] = pair();
-        let lock = Arc::new(tempfile::tempfile().unwrap());
-        let connection = FuseConnection::new(ours, lock, "disk".to_owned(), SECTORS * SECTOR_BYTES);
-        let queues = Box::new(move |ring: &mut VolumeRing, owner| {
-            Ok(vec![VolumeQueue::Fuse(FuseQueue::open(ring, connection, owner)?)])
+        let connection = FuseConnection::new(ours, "disk".to_owned(), SECTORS * SECTOR_BYTES);
+        let queues = Box::new(move |_ring: &mut VolumeRing, owner| {
+            Ok(vec![VolumeQueue::Fuse(FuseQueue::open(connection, owner)?)])
         });
         thread.open(key, device(), queues).unwrap();
         let mut limited = Self { thread, key, kernel, published, answers: Vec::new(), failed: 0 };

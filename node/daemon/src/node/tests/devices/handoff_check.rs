@@ -54,3 +54,21 @@ fn a_slab_that_cannot_be_opened_stops_the_handoff() {
     let refused = holdfast_service::chain(&check_attached(&host.dirs.config()).unwrap_err());
     assert!(refused.contains(slab.to_str().unwrap()), "{refused}");
 }
+
+/// Found in review: a successor that could not read the directories' records ended just after it had taken
+/// the devices from the owner.
+#[test]
+fn an_unreadable_record_of_the_directories_stops_the_handoff() {
+    let host = &Host::new(&["x"]);
+    host.daemon(|node| async move {
+        host.attach(&node, "x").await;
+    });
+    for path in [host.dirs.run.path().join("owner"), host.dirs.state.path().join("run")] {
+        let written = fs::read(&path).unwrap();
+        fs::write(&path, "{}").unwrap();
+        let refused = holdfast_service::chain(&check_attached(&host.dirs.config()).unwrap_err());
+        assert!(refused.contains(path.to_str().unwrap()), "{refused}");
+        fs::write(&path, written).unwrap();
+    }
+    check_attached(&host.dirs.config()).unwrap();
+}
