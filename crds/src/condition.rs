@@ -7,6 +7,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 /// VolumeGroupSnapshot: all of its VolumeSnapshots are ready.
 pub const READY: &str = "Ready";
 
+/// Reason of [`READY`], and of [`PROVISIONED`]: the spec has a value that only a later release knows.
+pub const UNKNOWN_VALUE: &str = "UnknownValue";
+
 /// Condition of a StorageNode without ublk: a keeper holds the connections of all its devices.
 pub const DEVICES_KEPT: &str = "DevicesKept";
 

@@ -4,8 +4,9 @@
 //! `crds/*.yaml`, and the parsing of field values into typed ones. The daemon's configuration uses the same
 //! syntax for sizes and durations.
 //! Does not own: the operator's and the node daemon's reaction to a resource.
-//! Invariants: every object the API server accepts also parses here; `crds/*.yaml` matches these types
-//! (`cargo run -p holdfast-crds --bin generate-crds` writes it, a test compares it).
+//! Invariants: every object the API server accepts also parses here, even with values of a later release;
+//! `crds/*.yaml` matches these types (`cargo run -p holdfast-crds --bin generate-crds` writes it, a test
+//! compares it).
 //! On failure: a [`FieldError`] with the field, the problem and the fix.
 
 #![expect(
@@ -16,6 +17,7 @@
 mod condition;
 mod field_error;
 mod generated;
+mod later_release;
 mod limits;
 mod memory;
 mod object_store;
@@ -30,7 +32,8 @@ pub use condition::{
     ANSWERING, ASSIGNED, ATTACHED, CHANGE_REFUSED, CONTENT_DROPPED, CONTENT_LOST, ConditionBuilder,
     ConditionStatus, DATA_LOST, DELETES_REFUSED, DEVICES_KEPT, GRANTED, GROWTH_WAITS, LOCAL_DATA_READABLE,
     LOCAL_DISK_HEALTHY, NODE_FULL, NODE_UNKNOWN, NOT_CONFIGURED, PROVISIONED, READY, REFUSED, RESIZED,
-    SERVING_CONDITIONS, STORE_REACHABLE, WRITABLE, find_condition, is_true, is_true_with_fault,
+    SERVING_CONDITIONS, STORE_REACHABLE, UNKNOWN_VALUE, WRITABLE, find_condition, is_true,
+    is_true_with_fault,
 };
 pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};

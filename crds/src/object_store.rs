@@ -196,6 +196,10 @@ pub enum Credentials {
     /// From a web identity token mounted into the pod (IRSA: `AWS_ROLE_ARN`, `AWS_WEB_IDENTITY_TOKEN_FILE`; set the chart's
     /// `storeCredentials.serviceAccountAnnotations` to get them).
     WebIdentity(WebIdentity),
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(untagged)]
+    #[schemars(skip, !untagged)]
+    Unknown(serde_json::Value),
 }
 
 /// Reference to a Secret.

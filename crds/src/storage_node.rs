@@ -141,9 +141,8 @@ pub struct SpillUse {
     pub used_bytes: u64,
 }
 
-/// Name of a transport, which carries a device's requests to the daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
+/// Name of a transport of this release, which carries a device's requests to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransportName {
     /// ublk, with the request's pages as registered buffers.
     UblkZeroCopy,
@@ -172,7 +171,7 @@ impl TransportName {
 #[serde(rename_all = "camelCase")]
 pub struct TransportSupport {
     /// Name of the transport.
-    pub name: TransportName,
+    pub name: String,
     /// True if the transport can be used.
     pub available: bool,
     /// Reason why the transport cannot be used, and the remedy.

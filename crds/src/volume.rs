@@ -14,9 +14,10 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::FieldError;
+use crate::later_release::{check, known};
 use crate::limits::VolumeLimits;
 use crate::memory::{most_memory_bytes, most_spill_bytes};
 use crate::quantity::{duration_within, volume_size_bytes};
@@ -216,6 +217,12 @@ pub struct VolumeSpec {
     pub failover_policy: FailoverPolicy,
 }
 
+/// Reads a reported durability; `None` if it is absent, or one of a later release.
+fn known_durability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DurabilityMode>, D::Error> {
+    let mode = Option::<DurabilityMode>::deserialize(deserializer)?;
+    Ok(mode.filter(|mode| *mode != DurabilityMode::Unknown))
+}
+
 fn default_max_dirty_age() -> String {
     "30s".to_owned()
 }
@@ -229,6 +236,29 @@ impl Volume {
 }
 
 impl VolumeSpec {
+    /// Checks that this release knows each value. Other fields of a spec that it does not know are ignored.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming the field with a value of a later release.
+    pub fn check_known(&self) -> Result<(), FieldError> {
+        self.check_servable()?;
+        check("spec.source", !matches!(self.source, VolumeSource::Unknown(_)))?;
+        self.deletion_policy.check_known()?;
+        check("spec.failoverPolicy", self.failover_policy != FailoverPolicy::Unknown)
+    }
+
+    /// Checks that this release knows the values on which an attach depends.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming the field with a value of a later release.
+    pub fn check_servable(&self) -> Result<(), FieldError> {
+        check("spec.backend", self.backend != Backend::Unknown)?;
+        check("spec.durability", self.durability != DurabilityMode::Unknown)?;
+        check("spec.transport", self.transport != Some(RequiredTransport::Unknown))?;
+        let compression = self.memory.as_ref().map(|memory| memory.compression);
+        check("spec.memory.compression", compression != Some(MemoryCompression::Unknown))
+    }
+
     /// Returns the logical size in bytes.
     ///
     /// # Errors
@@ -312,6 +342,10 @@ pub enum VolumeSource {
     Volume(CloneSource),
     /// The volume that the object store already holds under `spec.volumeID`: it is adopted with its size and data.
     Existing(Empty),
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(untagged)]
+    #[schemars(skip, !untagged)]
+    Unknown(serde_json::Value),
 }
 
 impl Default for VolumeSource {
@@ -354,6 +388,10 @@ pub enum DurabilityMode {
     Local,
     /// Once the data is committed to the object store.
     Object,
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(other, skip_serializing)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Location of a volume's data.
@@ -365,6 +403,10 @@ pub enum Backend {
     Object,
     /// In compressed memory of the node that serves the volume. The content is lost when that node detaches the volume or restarts.
     Memory,
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(other, skip_serializing)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Memory settings of a memory volume.
@@ -403,6 +445,10 @@ pub enum MemoryCompression {
     Lz4,
     /// Uses less memory and two to six times the CPU time.
     Zstd,
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(other, skip_serializing)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Transport that the volume requires: only a node whose kernel supports it attaches the volume. Absent: any. A change
@@ -412,6 +458,10 @@ pub enum MemoryCompression {
 pub enum RequiredTransport {
     /// ublk, with or without a copy; not a loop device on a FUSE file.
     Ublk,
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(other, skip_serializing)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Treatment of a volume's objects when the Volume is deleted.
@@ -422,6 +472,20 @@ pub enum DeletionPolicy {
     Delete,
     /// They are kept in the object store.
     Retain,
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(other, skip_serializing)]
+    #[schemars(skip)]
+    Unknown,
+}
+
+impl DeletionPolicy {
+    /// Checks that this release knows the policy.
+    ///
+    /// # Errors
+    /// A [`FieldError`] naming `spec.deletionPolicy`.
+    pub fn check_known(self) -> Result<(), FieldError> {
+        check("spec.deletionPolicy", self != Self::Unknown)
+    }
 }
 
 /// Summary of a volume's state.
@@ -448,7 +512,7 @@ pub enum VolumePhase {
 #[serde(rename_all = "camelCase")]
 pub struct VolumeStatus {
     /// State of the volume. Written by the operator.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "known", skip_serializing_if = "Option::is_none")]
     pub phase: Option<VolumePhase>,
     /// Generation of the spec that this status refers to. Written by the operator.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -483,7 +547,7 @@ pub struct VolumeStatus {
     #[schemars(with = "Option<i64>", range(min = 0))]
     pub last_epoch: Option<u64>,
     /// Point at which a FLUSH completes on the attached device. Written by the daemon.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "known_durability", skip_serializing_if = "Option::is_none")]
     pub durability: Option<DurabilityMode>,
     /// Maximum age of data on the attached device before upload, while the object store is reachable. Written by the daemon.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -535,6 +599,10 @@ pub enum FailoverPolicy {
     Automatic,
     /// Only a user force-detaches the node, with the annotation `holdfast.dev/force-detach`.
     Manual,
+    /// A value that only a later release knows. The API server rejects it.
+    #[serde(other, skip_serializing)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Sign that a node is lost.
@@ -549,6 +617,9 @@ pub enum DetachCause {
     NodeDeleted,
     /// The Node is not Ready, and its daemon is silent.
     NodeNotReady,
+    /// A sign that only a later release knows.
+    #[serde(other)]
+    Unknown,
 }
 
 /// Losses that a Volume's status keeps only as a sum.
@@ -594,7 +665,7 @@ pub struct ForcedDetach {
     #[schemars(with = "Option<i64>", range(min = 0))]
     pub epoch: Option<u64>,
     /// Point at which a FLUSH completed on the node.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "known_durability", skip_serializing_if = "Option::is_none")]
     pub durability: Option<DurabilityMode>,
     /// True if no data commit followed that report, so the bytes it lists as dirty are not in the object store. Absent: unknown.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -4,6 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
+use crate::later_release::known;
 use crate::volume::DeletionPolicy;
 
 /// The content of a volume at one point in time.
@@ -83,7 +84,7 @@ pub struct VolumeSnapshotStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group_step: Option<GroupStep>,
     /// Snapshots of a group only: the node's progress. Written by its daemon.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "known", skip_serializing_if = "Option::is_none")]
     pub group_progress: Option<GroupProgress>,
     /// The snapshot in the object store, as volume id, `@` and its sequence number in the volume's log; never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -135,6 +136,10 @@ pub enum GroupStep {
     Hold,
     /// All volumes of the group are held: unblock writes.
     Release,
+    /// A step that only a later release knows. The API server rejects it.
+    #[serde(other)]
+    #[schemars(skip)]
+    Unknown,
 }
 
 /// Progress of a node towards a snapshot at the same point as others.

@@ -15,6 +15,7 @@ mod settings;
 mod snapshot;
 mod sweep;
 mod volume;
+mod watch_failure;
 
 use std::io::{self, Write};
 use std::process::ExitCode;

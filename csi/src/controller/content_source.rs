@@ -47,7 +47,7 @@ pub(super) fn described(source: &VolumeSource) -> Option<VolumeContentSource> {
         VolumeSource::Volume(CloneSource { name }) => {
             Type::Volume(wire::VolumeSource { volume_id: name.clone() })
         }
-        VolumeSource::Empty(_) | VolumeSource::Existing(_) => return None,
+        VolumeSource::Empty(_) | VolumeSource::Existing(_) | VolumeSource::Unknown(_) => return None,
     };
     Some(VolumeContentSource { r#type: Some(r#type) })
 }
@@ -88,7 +88,8 @@ pub(super) async fn size(
             let bytes = of_volume(&volume, object_store)?;
             same_file_system(&volume, file_system).map(|()| Some(bytes))
         }
-        VolumeSource::Empty(_) | VolumeSource::Existing(_) => Ok(None),
+        // A request has no source of a later release.
+        VolumeSource::Empty(_) | VolumeSource::Existing(_) | VolumeSource::Unknown(_) => Ok(None),
     }
 }
 

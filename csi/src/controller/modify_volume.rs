@@ -89,7 +89,7 @@ fn describe_pending(volume: &Volume) -> String {
             let durability = match status.and_then(|status| status.durability) {
                 Some(DurabilityMode::Local) => "local",
                 Some(DurabilityMode::Object) => "object",
-                None => "unknown",
+                Some(DurabilityMode::Unknown) | None => "unknown",
             };
             let age = status.and_then(|status| status.max_dirty_age.as_deref()).unwrap_or("unknown");
             let limits = status.and_then(|status| status.limits.clone()).unwrap_or_default();

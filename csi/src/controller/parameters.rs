@@ -6,6 +6,7 @@ use holdfast_crds::{
     Backend, DurabilityMode, FailoverPolicy, FieldError, MemoryCompression, RequiredTransport, VolumeLimits,
     VolumeSpec,
 };
+use k8s_openapi::serde::Serialize;
 use k8s_openapi::serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tonic::Status;
@@ -186,16 +187,21 @@ impl MutableSettings {
 }
 
 /// Parses a value of an enumeration; `None` without the key.
-fn parse_enum<T: DeserializeOwned>(
+fn parse_enum<T: DeserializeOwned + Serialize>(
     field: &str,
     key: &str,
     words: &str,
     given: &mut HashMap<String, String>,
 ) -> Result<Option<T>, Status> {
     let Some(text) = given.remove(key) else { return Ok(None) };
-    serde_json::from_value(Value::String(text.clone()))
-        .map(Some)
-        .map_err(|_unknown| invalid(field, key, &format!("`{text}` is not known; write {words}")))
+    let word = Value::String(text);
+    // A value of a later release can be read, but not written.
+    let parsed = serde_json::from_value::<T>(word.clone()).ok();
+    let known = parsed.filter(|parsed| serde_json::to_value(parsed).is_ok_and(|written| written == word));
+    known.map(Some).ok_or_else(|| {
+        let text = word.as_str().unwrap_or_default();
+        invalid(field, key, &format!("`{text}` is not known; write {words}"))
+    })
 }
 
 /// # Errors
@@ -408,6 +414,7 @@ mod tests {
                 "parameters.replicas: is not known; the parameters are objectStore, nodes, transport, durability",
             ),
             (vec![store, ("durability", "none")], "`none` is not known; write `local` or `object`"),
+            (vec![store, ("durability", "unknown")], "`unknown` is not known; write `local` or `object`"),
             (vec![store, ("failoverPolicy", "Never")], "`Never` is not known; write `Automatic` or `Manual`"),
             (vec![store, ("nodes", "all")], "parameters.nodes: `all` is not known; write `served` or `any`"),
             (

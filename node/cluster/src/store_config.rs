@@ -83,7 +83,7 @@ pub enum StoreConfigError {
     },
     /// Web identity is requested, but the pod has none.
     #[error(
-        "spec.credentials.webIdentity: {variable} is not set in the pod of {reader}; bind its service account to a role, or use secretRef"
+        "spec.credentials.webIdentity: {variable} is not set in the pod of {reader}; bind its service account to a role and recreate the pod, or use secretRef"
     )]
     NoWebIdentity {
         /// The variable.
@@ -166,6 +166,11 @@ impl Secrets<'_> {
                 token_file: self.variable(TOKEN_FILE)?.into(),
                 role_arn: self.variable(ROLE_ARN)?,
             }),
+            Credentials::Unknown(_) => Err(StoreConfigError::Invalid(InvalidConfig {
+                field: "credentials",
+                value: "(of a later release)".to_owned(),
+                fix: "upgrade Holdfast, or write credentials that this release knows",
+            })),
         }
     }
 

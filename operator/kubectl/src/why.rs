@@ -122,6 +122,7 @@ fn fate(volume: &Volume) -> &'static str {
         _ if volume.spec.is_memory() => "its content ends with each detach, and with the node",
         DeletionPolicy::Delete => "its data is deleted with the Volume, after the time in the trash",
         DeletionPolicy::Retain => "its data stays when the Volume is deleted",
+        DeletionPolicy::Unknown => "only a later release of kubectl-holdfast knows its deletion policy",
     }
 }
 

@@ -30,6 +30,7 @@ use crate::last_writes::LastWrites;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
+use crate::watch_failure;
 
 /// Wait for the watches to show the last writes; they trigger the next reconciliation themselves.
 const UNSEEN: Duration = Duration::from_secs(1);
@@ -141,7 +142,7 @@ pub(crate) async fn run(
         .run(reconcile, retry, shared)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
-                tracing::debug!(%error, "group snapshot controller");
+                watch_failure::log("VolumeGroupSnapshot", &error);
             }
         })
         .await;
@@ -209,6 +210,9 @@ async fn reconcile_once(
     let outcome = carry_out(&mut work, &facts, &now).await;
     if work.group.resource_version() != seen {
         shared.last_writes.note(&work.group);
+        if let Err(unknown) = work.group.spec.deletion_policy.check_known() {
+            tracing::warn!(group = %work.group.name_any(), error = %unknown, "group snapshot left as it is");
+        }
     }
     if let Some(attempt) = work.paused {
         shared.pauses.begin(&uid, attempt, fastrand::f64());

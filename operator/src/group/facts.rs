@@ -174,7 +174,7 @@ impl SnapshotFacts {
     /// Returns true if a node was asked to block writes.
     pub(super) fn was_held(&self) -> bool {
         match self.status.group_step {
-            Some(GroupStep::Hold | GroupStep::Release) => true,
+            Some(GroupStep::Hold | GroupStep::Release | GroupStep::Unknown) => true,
             Some(GroupStep::Prepare) | None => false,
         }
     }

@@ -23,8 +23,8 @@
 
 use holdfast_crds::{
     ConditionStatus, DeletionPolicy, GroupMember, GroupProgress, GroupStep, READY, SNAPSHOT_DELETED, Time,
-    VOLUME_DELETED, VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeGroupSnapshotStatus, VolumeSnapshotStatus,
-    find_condition,
+    UNKNOWN_VALUE, VOLUME_DELETED, VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeGroupSnapshotStatus,
+    VolumeSnapshotStatus, find_condition,
 };
 
 use super::facts::{GroupFacts, MemberFacts, MemberSnapshot, OwnSnapshot};
@@ -106,6 +106,10 @@ pub(crate) fn plan(facts: &GroupFacts, now: &Time) -> Vec<GroupPlanStep> {
     }
     if facts.is_finished() {
         return plan_finished(facts, now);
+    }
+    // A complete group hands its policy down; a hold in progress ends by itself.
+    if let Err(unknown) = facts.deletion_policy.check_known() {
+        return report_incomplete(facts, UNKNOWN_VALUE, unknown.to_string(), now);
     }
     // VolumeSnapshots are only created for a recorded attempt.
     let Some(attempt) = facts.status.attempt else {

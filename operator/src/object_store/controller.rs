@@ -23,6 +23,7 @@ use super::health::{self, Health, PROBE_INTERVAL};
 use crate::event::changes;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, Requeue};
+use crate::watch_failure;
 
 /// Shortest time between two probes of an unchanged ObjectStore.
 const MIN_PROBE_GAP: Duration = Duration::from_secs(5);
@@ -109,7 +110,7 @@ pub(crate) async fn run(
         .run(reconcile, retry, context)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
-                tracing::debug!(%error, "object store controller");
+                watch_failure::log("ObjectStore", &error);
             }
         })
         .await;

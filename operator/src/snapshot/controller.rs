@@ -23,6 +23,7 @@ use crate::group::member::is_member;
 use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
+use crate::watch_failure;
 
 /// Interval at which an object that cannot adopt a snapshot is reconciled until its rival is gone.
 const RIVAL_EVERY: Duration = Duration::from_secs(30);
@@ -59,7 +60,7 @@ pub(crate) async fn run(
         .run(move |snapshot, context| reconcile(snapshot, context, all.clone()), retry, context)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
-                tracing::debug!(%error, "snapshot controller");
+                watch_failure::log("VolumeSnapshot", &error);
             }
         })
         .await;
@@ -110,9 +111,15 @@ async fn reconcile_once(
         tracing::info!(other, "snapshot is kept in the log: another VolumeSnapshot has it");
     }
     let (now, reference) = (Time(Timestamp::now()), snapshot.object_ref(&()));
+    let seen = snapshot.resource_version();
     let mut work =
         SnapshotApplier { client: context.client.clone(), connections: &context.connections, snapshot };
     let outcome = work.carry_out(&plan(&facts, &now), &facts, &now).await;
+    if let Err(unknown) = work.snapshot.spec.deletion_policy.check_known()
+        && work.snapshot.resource_version() != seen
+    {
+        tracing::warn!(snapshot = %work.snapshot.name_any(), error = %unknown, "snapshot will not be deleted");
+    }
     if let Some(after) = &work.snapshot.status {
         context.recorder.publish(changes(&facts.status.conditions, &after.conditions), &reference).await;
     }

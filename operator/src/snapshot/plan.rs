@@ -17,8 +17,8 @@
 //! A snapshot of a group is recorded and driven by `group`, until it is taken or its deletion is requested.
 
 use holdfast_crds::{
-    ByteSize, ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, VOLUME_DELETED,
-    VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeSnapshotStatus, is_true,
+    ByteSize, ConditionStatus, DeletionPolicy, GroupProgress, GroupStep, READY, Time, UNKNOWN_VALUE,
+    VOLUME_DELETED, VOLUME_IN_MEMORY, VOLUME_REPLACED, VolumeSnapshotStatus, is_true,
 };
 
 use holdfast_types::SnapshotName;
@@ -241,6 +241,10 @@ fn plan_deletion(facts: &SnapshotFacts, now: &Time) -> Vec<SnapshotStep> {
     let stays = facts.spec.deletion_policy == DeletionPolicy::Retain || facts.also_of.is_some();
     if !is_begun || stays {
         return vec![SnapshotStep::RemoveFinalizer];
+    }
+    if let Err(unknown) = facts.spec.deletion_policy.check_known() {
+        let status = not_ready(facts, UNKNOWN_VALUE, unknown.to_string(), now);
+        return vec![SnapshotStep::Report(Box::new(status))];
     }
     let mut steps = Vec::new();
     // No node is asked any more. The failure of an earlier attempt stays reported: each of our writes

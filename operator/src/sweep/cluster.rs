@@ -231,6 +231,36 @@ mod tests {
         );
     }
 
+    /// A Volume that the operator cannot read may own data. One with values of a later release is listed with
+    /// its id; one that cannot be decoded fails the list, and nothing is swept.
+    #[tokio::test]
+    async fn a_volume_that_is_not_understood_is_never_absent() {
+        let listed = |volumes: serde_json::Value| {
+            let body = json!({ "metadata": {}, "items": volumes }).to_string();
+            let service = tower::service_fn(move |_request: hyper::Request<Body>| {
+                let body = Body::from(body.clone().into_bytes());
+                std::future::ready(Ok::<_, std::convert::Infallible>(hyper::Response::new(body)))
+            });
+            let client = Client::new(service, "default");
+            let recorder = Recorder::new(client.clone(), "test", "a");
+            ApiServer { client, connections: Arc::default(), recorder }
+        };
+        let provisioned = json!({ "conditions": [{
+            "type": PROVISIONED, "status": "True", "reason": "Created", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }] });
+        let volume =
+            |spec| json!({ "metadata": { "name": "a", "uid": "uid" }, "spec": spec, "status": provisioned });
+        let later = volume(json!({
+            "volumeID": "data", "objectStore": "main", "deletionPolicy": "Later", "durability": "later",
+            "source": { "later": {} },
+        }));
+        let found = listed(json!([later])).volumes().await.expect("they are listed");
+        assert!(found["data"].uses("main"), "{found:?}");
+        let broken = volume(json!({ "volumeID": 7, "objectStore": "main" }));
+        assert!(listed(json!([later, broken])).volumes().await.is_err(), "no list lacks one");
+    }
+
     /// Regression: with one field manager for both, each report removed the other's fields.
     #[tokio::test]
     async fn a_result_is_written_beside_the_report_of_a_probe() {

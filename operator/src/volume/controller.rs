@@ -41,6 +41,7 @@ use crate::metrics::{Metrics, ObjectKind};
 use crate::object_store::connect::Connections;
 use crate::object_store::trash_terms;
 use crate::requeue::{FailureCounts, MAX_AT_A_TIME, RESYNC};
+use crate::watch_failure;
 
 /// Resync interval of a volume that is not provisioned.
 const UNPROVISIONED: Duration = Duration::from_secs(60);
@@ -125,7 +126,7 @@ pub(crate) async fn run(
         .run(reconcile, retry, shared)
         .for_each(|outcome| async move {
             if let Err(error) = outcome {
-                tracing::debug!(%error, "volume controller");
+                watch_failure::log("Volume", &error);
             }
         });
     tokio::select! {
@@ -209,6 +210,9 @@ async fn reconcile_once(volume: Volume, shared: &VolumeReconciliations) -> Resul
     let outcome = carry_out(&mut work, &facts, observed, &now).await;
     if work.volume.resource_version() != seen {
         shared.last_writes.note(&work.volume);
+        if let Err(unknown) = work.volume.spec.check_known() {
+            tracing::warn!(volume = %work.volume.name_any(), error = %unknown, "volume left as it is");
+        }
     }
     if let Some(after) = &work.volume.status {
         // The other conditions give the reason why it is Ready or not.
@@ -280,6 +284,9 @@ async fn observe(
     shared: &VolumeReconciliations,
 ) -> Result<(), VolumeFailure> {
     let context = &shared.context;
+    if volume.spec.check_known().is_err() {
+        return Ok(());
+    }
     if facts.needs_store() {
         facts.identity.rival = rival_of(volume, shared.volumes.state().iter().map(AsRef::as_ref));
         let stores: Api<ObjectStore> = Api::all(context.client.clone());

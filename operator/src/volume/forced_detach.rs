@@ -256,7 +256,10 @@ pub(super) fn data_lost(
     let begins = cut_off(newest);
     let read = match cause {
         DetachCause::Annotation => format!("Remove the annotation {FORCE_DETACH} when you have read this"),
-        DetachCause::OutOfService | DetachCause::NodeDeleted | DetachCause::NodeNotReady => {
+        DetachCause::OutOfService
+        | DetachCause::NodeDeleted
+        | DetachCause::NodeNotReady
+        | DetachCause::Unknown => {
             let epoch = epoch.unwrap_or_default();
             format!("When you have read this, annotate the Volume with {ACKNOWLEDGE_LOSS}={epoch}")
         }
@@ -289,7 +292,7 @@ fn missing(loss: &ForcedDetach) -> (ConditionStatus, &'static str, String) {
     let flushed = match durability {
         // Its settings may have changed since the flush or the report.
         Some(DurabilityMode::Object) => "; data flushed with durability object is not affected",
-        Some(DurabilityMode::Local) | None => "",
+        Some(DurabilityMode::Local | DurabilityMode::Unknown) | None => "",
     };
     match dirty_bytes {
         None => (
@@ -350,7 +353,7 @@ fn after(loss: &ForcedDetach) -> String {
 /// Describes the sign that the node was lost.
 fn sign(cause: DetachCause) -> &'static str {
     match cause {
-        DetachCause::Annotation => "",
+        DetachCause::Annotation | DetachCause::Unknown => "",
         DetachCause::OutOfService => " (its Node is out of service)",
         DetachCause::NodeDeleted => " (its Node was deleted, and its daemon is silent)",
         DetachCause::NodeNotReady => " (its Node is not Ready, and its daemon is silent)",

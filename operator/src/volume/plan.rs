@@ -13,8 +13,8 @@
 
 use holdfast_crds::{
     ASSIGNED, ATTACHED, Condition, ConditionStatus, DATA_LOST, DeletionPolicy, FORCE_DETACH, ForcedDetach,
-    GRANTED, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, Time, VolumePhase, VolumeStatus, find_condition,
-    is_true,
+    GRANTED, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, Time, UNKNOWN_VALUE, VolumePhase, VolumeStatus,
+    find_condition, is_true,
 };
 
 use holdfast_log::trash::TrashTerms;
@@ -79,7 +79,30 @@ pub(crate) enum OperatorStep {
 
 /// Plans the next steps in order; a failed step ends the plan.
 pub(crate) fn plan(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {
+    if let Err(unknown) = facts.spec.check_known() {
+        return plan_unknown(facts, unknown.to_string(), now);
+    }
     if facts.deleting { plan_deletion(facts, now) } else { plan_service(facts, now) }
+}
+
+/// Plans for a spec with a value of a later release: says so, and changes nothing else.
+fn plan_unknown(facts: &ClusterFacts, message: String, now: &Time) -> Vec<OperatorStep> {
+    let status = if facts.deleting {
+        if !facts.finalizer {
+            return Vec::new();
+        }
+        let reason = if is_removing(facts) { INTERRUPTED } else { "DeletionBlocked" };
+        deleting(facts, reason, message, now)
+    } else if is_true(&facts.status.conditions, PROVISIONED) {
+        let mut status = operators_part(&facts.status);
+        status.conditions.retain(|condition| condition.type_ != READY);
+        let ready = facts.conditions(now).build(READY, ConditionStatus::False, UNKNOWN_VALUE, message);
+        status.conditions.push(ready);
+        status
+    } else {
+        pending(facts, &Obstacle::new(VolumePhase::Failed, UNKNOWN_VALUE, message), now)
+    };
+    vec![OperatorStep::Report(Box::new(status))]
 }
 
 fn plan_service(facts: &ClusterFacts, now: &Time) -> Vec<OperatorStep> {

@@ -1,6 +1,6 @@
 //! Obstacles to creating a Volume in its object store; without one, the way to create it.
 
-use holdfast_crds::{ByteSize, MAX_SIZE_BYTES, VolumePhase, VolumeSource};
+use holdfast_crds::{ByteSize, MAX_SIZE_BYTES, UNKNOWN_VALUE, VolumePhase, VolumeSource};
 
 use super::facts::{ClusterFacts, StoreFact};
 use super::found_in_store::FoundInStore;
@@ -47,6 +47,8 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
         (VolumeSource::Volume(source), wanted) => clonable(facts, &source.name, wanted.ok()),
         (VolumeSource::Empty(_), Ok(size_bytes)) => Ok(Home::New { size_bytes }),
         (VolumeSource::Empty(_), Err(error)) => failed("InvalidSize", error.to_string()),
+        // The plan has checked it before.
+        (VolumeSource::Unknown(_), _) => failed(UNKNOWN_VALUE, "spec.source is not known".to_owned()),
     }
 }
 

@@ -18,9 +18,10 @@ impl ClusterFacts {
     pub(crate) fn source_field(&self) -> &'static str {
         match &self.spec.source {
             VolumeSource::Volume(_) => "spec.source.volume.name",
-            VolumeSource::Snapshot(_) | VolumeSource::Empty(_) | VolumeSource::Existing(_) => {
-                "spec.source.snapshot.name"
-            }
+            VolumeSource::Snapshot(_)
+            | VolumeSource::Empty(_)
+            | VolumeSource::Existing(_)
+            | VolumeSource::Unknown(_) => "spec.source.snapshot.name",
         }
     }
 

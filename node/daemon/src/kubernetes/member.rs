@@ -65,6 +65,8 @@ pub(super) enum StepOutcome {
 pub(super) fn next(status: &VolumeSnapshotStatus) -> Option<MemberStep> {
     use GroupProgress::{Held, Lapsed, Prepared, Preparing, Released};
     match (status.group_step?, status.group_progress) {
+        // A later release of the operator wrote it, and notices that nothing is reported.
+        (GroupStep::Unknown, _) => None,
         (GroupStep::Prepare | GroupStep::Hold | GroupStep::Release, Some(Lapsed)) => Some(MemberStep::Take),
         (GroupStep::Prepare, None) => Some(MemberStep::Announce),
         (GroupStep::Prepare, Some(Prepared)) => Some(MemberStep::StayPrepared),

@@ -66,20 +66,22 @@ pub(super) fn has_less_memory(facts: &NodeFacts, here: &NodeVolumeStatus) -> boo
 /// Builds the request to attach the memory volume of a spec.
 ///
 /// # Errors
-/// A [`FieldError`] naming the invalid field of the spec.
+/// A [`FieldError`] naming the invalid field of the spec, or the one with a value of a later release.
 pub(super) fn memory_attach(
     volume: VolumeId,
     spec: &VolumeSpec,
     owner: Option<String>,
     epoch: u64,
 ) -> Result<MemoryAttach, FieldError> {
+    spec.check_servable()?;
     Ok(MemoryAttach {
         volume,
         bytes: spec.size_bytes()?,
         limit_bytes: spec.memory_limit_bytes()?,
         spill_bytes: spec.memory_spill_bytes()?,
         codec: match spec.memory.as_ref().map(|memory| memory.compression).unwrap_or_default() {
-            MemoryCompression::Lz4 => PageCodec::Lz4,
+            // An unknown codec was refused above.
+            MemoryCompression::Lz4 | MemoryCompression::Unknown => PageCodec::Lz4,
             MemoryCompression::Zstd => PageCodec::Zstd,
         },
         epoch,

@@ -16,8 +16,8 @@
 use std::time::Duration;
 
 use holdfast_crds::{
-    ATTACHED, CONTENT_LOST, Condition, ConditionStatus, NOT_CONFIGURED, SERVING_CONDITIONS, Time, TimeSpan,
-    VolumeStatus, find_condition,
+    ATTACHED, CONTENT_LOST, Condition, ConditionStatus, DurabilityMode, FieldError, NOT_CONFIGURED,
+    SERVING_CONDITIONS, Time, TimeSpan, VolumeSpec, VolumeStatus, find_condition,
 };
 
 use super::conditions::{self, DETACHING, UNSERVED};
@@ -206,7 +206,7 @@ fn other_settings(facts: &NodeFacts, here: &node::NodeVolumeStatus) -> Option<Wa
     }
     let is_served = here.state == VolumeState::Attached && facts.requested() && !facts.granted_to_another();
     let wanted = WantedSettings {
-        durability: flush_class(facts.spec.durability),
+        durability: flush_class(&facts.spec).ok()?,
         max_dirty_age: facts.spec.max_dirty_age().ok()?,
         limits: limits::wanted(&facts.spec).ok()?,
     };
@@ -389,18 +389,24 @@ fn status(facts: &NodeFacts, reason: &str, now: &Time) -> VolumeStatus {
     }
 }
 
-/// Converts a durability of the spec to the engine's type.
-pub(crate) fn flush_class(durability: holdfast_crds::DurabilityMode) -> Durability {
-    match durability {
-        holdfast_crds::DurabilityMode::Local => Durability::Local,
-        holdfast_crds::DurabilityMode::Object => Durability::Object,
-    }
+/// Converts the durability of a spec to the engine's type.
+///
+/// # Errors
+/// A [`FieldError`] naming a field of the spec with a value of a later release. Such a volume is not
+/// attached, and a served one keeps its settings.
+pub(crate) fn flush_class(spec: &VolumeSpec) -> Result<Durability, FieldError> {
+    spec.check_servable()?;
+    Ok(match spec.durability {
+        DurabilityMode::Local => Durability::Local,
+        // An unknown mode was refused above.
+        DurabilityMode::Object | DurabilityMode::Unknown => Durability::Object,
+    })
 }
 
-fn durability(class: Durability) -> holdfast_crds::DurabilityMode {
+fn durability(class: Durability) -> DurabilityMode {
     match class {
-        Durability::Local => holdfast_crds::DurabilityMode::Local,
-        Durability::Object => holdfast_crds::DurabilityMode::Object,
+        Durability::Local => DurabilityMode::Local,
+        Durability::Object => DurabilityMode::Object,
     }
 }
 

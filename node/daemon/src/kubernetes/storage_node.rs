@@ -194,9 +194,8 @@ async fn write_status(
             if !is_known {
                 tracing::warn!(
                     error = holdfast_service::chain(&error),
-                    "reported the StorageNode without status.memory.spill, so claims with spillPercent do not come to this \
-                     node: the custom resource definitions of the cluster are older than this daemon. Apply those of its \
-                     release (helm show crds CHART | kubectl apply --server-side --force-conflicts --filename -)"
+                    "reported the StorageNode without status.memory.spill, so claims with spillPercent do not come to \
+                     this node"
                 );
             }
             Ok(true)
@@ -333,7 +332,7 @@ fn describe(facts: StorageNodeFacts<'_>, conditions: &ConditionBuilder<'_>) -> S
     let transports: Vec<TransportSupport> = transports
         .into_iter()
         .map(|(transport, usable)| TransportSupport {
-            name: transport_name(transport),
+            name: transport_name(transport).as_str().to_owned(),
             available: usable.is_ok(),
             refusal: usable.err(),
         })

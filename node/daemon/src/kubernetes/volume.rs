@@ -171,7 +171,7 @@ fn observe<V: Volumes>(volume: &Volume, id: &VolumeId, context: &VolumeContext<V
 fn secret<V>(name: &str, context: &VolumeContext<V>) -> Option<String> {
     match &context.object_stores.get(&ObjectRef::new(name))?.spec.credentials {
         Credentials::SecretRef(SecretRef { name, namespace }) => Some(format!("{namespace}/{name}")),
-        Credentials::Environment(_) | Credentials::WebIdentity(_) => None,
+        Credentials::Environment(_) | Credentials::WebIdentity(_) | Credentials::Unknown(_) => None,
     }
 }
 
@@ -281,6 +281,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                 .clone()
                 .filter(|name| !name.is_empty())
                 .ok_or(ObjectStoreError::NotNamed)?;
+            let durability = flush_class(&spec).map_err(|error| invalid(&error))?;
             let max_dirty_age = spec.max_dirty_age().map_err(|error| invalid(&error))?;
             let limits = limits::wanted(&spec).map_err(|error| invalid(&error))?;
             let bytes = spec.size_bytes().map_err(|error| invalid(&error))?;
@@ -293,7 +294,7 @@ impl<V: Volumes> Reconciliation<'_, V> {
                     bytes: grow.then_some(bytes),
                     replaces,
                     max_dirty_age: Some(max_dirty_age),
-                    durability: flush_class(spec.durability),
+                    durability,
                     limits,
                     // The operator probes every ObjectStore, and its status was read.
                     probe: false,

@@ -261,6 +261,7 @@ impl World {
             }
             (GroupStep::Release, _) if self.held.remove(name) => GroupProgress::Released,
             (GroupStep::Release, _) => GroupProgress::Lapsed,
+            (GroupStep::Unknown, _) => unreachable!("this release has no other step"),
         };
         self.member(name).group_progress = Some(progress);
         let attempt = self.group.as_ref().and_then(|group| group.status.as_ref()?.attempt);
@@ -606,6 +607,19 @@ fn a_group_is_deleted_in_every_phase() {
         assert_eq!((&world.group, world.snapshots.len()), (&None, 0), "after {writes} writes");
         assert!(world.held.is_empty(), "after {writes} writes");
     }
+}
+
+/// Its VolumeSnapshots would have another policy, and their deletion would delete what it may keep.
+#[test]
+fn a_group_with_a_policy_of_a_later_release_is_untouched() {
+    let mut world = World::new();
+    world.group.as_mut().expect("it is there").spec.deletion_policy = DeletionPolicy::Unknown;
+    assert!(world.run().is_ok());
+    assert_eq!(world.ready().reason, UNKNOWN_VALUE);
+    assert!(world.snapshots.is_empty(), "{:?}", world.snapshots);
+    world.group.as_mut().expect("it is there").spec.deletion_policy = DeletionPolicy::Retain;
+    assert!(world.run().is_ok());
+    world.assert_complete();
 }
 
 /// Regression, found in review: with `Retain`, each failed attempt left registered snapshots that no object

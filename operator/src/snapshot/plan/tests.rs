@@ -175,6 +175,20 @@ fn a_deletion_forgets_the_snapshot_before_the_object_goes() {
     assert_eq!(plan(&SnapshotFacts { finalizer: false, ..unasked }, &now()), []);
 }
 
+/// Found in review: after a rollback, an operator could not read a snapshot with a policy that it did not
+/// know.
+#[test]
+fn a_policy_of_a_later_release_blocks_the_deletion() {
+    let mut taken = recorded(None);
+    taken.deleting = true;
+    taken.status.snapshot_id = Some(format!("{ID}@7"));
+    taken.spec.deletion_policy = DeletionPolicy::Unknown;
+    assert_eq!(reason(&taken), UNKNOWN_VALUE);
+    assert_eq!(plan(&taken, &now()).len(), 1, "neither forgotten nor released");
+    let of_other = SnapshotFacts { also_of: Some("other".to_owned()), ..taken };
+    assert_eq!(plan(&of_other, &now()), [SnapshotStep::RemoveFinalizer], "nothing would be deleted");
+}
+
 /// Otherwise, a snapshot in progress could be registered after the object's deletion, and stay.
 #[test]
 fn a_deletion_waits_for_the_node_that_takes_the_snapshot() {

@@ -112,6 +112,40 @@ fn the_policy_protects_exactly_the_operators_conditions() {
     assert!(policies.contains(&format!("expression: \"[{listed}]\"")), "{listed}");
 }
 
+/// Found in review: after a rollback, an operator could not read a Volume with a value that it did not know.
+/// It must not treat the value as another one: nothing is created, moved or deleted.
+#[test]
+fn a_volume_with_a_value_of_a_later_release_is_untouched() {
+    let later = |mut facts: ClusterFacts| {
+        facts.spec.deletion_policy = DeletionPolicy::Unknown;
+        facts
+    };
+    let reported = |facts: &ClusterFacts| {
+        let steps = plan(facts, &now());
+        assert_eq!(names(&steps), ["report"]);
+        last_report(&steps).clone()
+    };
+    let status = reported(&later(new_volume()));
+    assert_eq!((status.phase, status.volume_id.as_deref()), (Some(VolumePhase::Failed), None));
+    assert_eq!(reason_of(&status, PROVISIONED), ("False", UNKNOWN_VALUE));
+    let message = &find_condition(&status.conditions, READY).expect("Ready").message;
+    assert!(message.starts_with("spec.deletionPolicy: "), "{message}");
+
+    let mut facts = later(existing("b", "a", "a"));
+    let status = reported(&facts);
+    assert_eq!((status.assigned_node.as_deref(), status.volume_id.as_deref()), (Some("a"), Some("uid-1")));
+    assert_eq!(reason_of(&status, PROVISIONED), ("True", "Created"));
+    assert_eq!(reason_of(&status, READY), ("False", UNKNOWN_VALUE));
+    (facts.status.conditions, facts.status.phase) = (status.conditions.clone(), status.phase);
+    assert_eq!(reported(&facts), status, "it is written once");
+
+    let deleted = ClusterFacts { deleting: true, ..later(existing("", "", "")) };
+    let status = reported(&deleted);
+    assert_eq!(reason_of(&status, PROVISIONED), ("True", "DeletionBlocked"));
+    let unregistered = ClusterFacts { finalizer: false, ..deleted };
+    assert_eq!(names(&plan(&unregistered, &now())), [""; 0]);
+}
+
 #[test]
 fn a_new_volume_is_recorded_before_it_is_created() {
     let steps = plan(&new_volume(), &now());

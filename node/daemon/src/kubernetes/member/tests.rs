@@ -102,3 +102,11 @@ async fn a_cut_without_its_object_does_not_block_the_next() {
     prepared.add(&volumes, &volume, NEXT, |_| false).await;
     assert_eq!(volumes.released_cuts(), [(volume, UID)]);
 }
+
+/// Found in review: after a rollback, a daemon could not read a snapshot with a step that it does not know.
+#[test]
+fn a_step_of_a_later_release_is_left_alone() {
+    for progress in [None, Some("Held"), Some("Lapsed")] {
+        assert_eq!(task("OfALaterRelease", progress), None);
+    }
+}

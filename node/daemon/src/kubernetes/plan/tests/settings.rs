@@ -88,7 +88,7 @@ fn a_served_volume_gets_the_settings_of_its_spec() {
 #[test]
 fn unapplied_settings_are_reported_with_the_reason() {
     let mut facts = present(|f| f.spec.max_dirty_age = "5s".to_owned());
-    let durability = flush_class(facts.spec.durability);
+    let durability = flush_class(&facts.spec).unwrap();
     let wanted = WantedSettings { durability, max_dirty_age: Duration::from_secs(5), limits: IoLimits::NONE };
     facts.unconfigured = Some(Unconfigured { wanted, why: "the tmpfs is full: make room".to_owned() });
     let failing = plan(&facts, &now());
@@ -101,4 +101,30 @@ fn unapplied_settings_are_reported_with_the_reason() {
     facts.spec.max_dirty_age = "6s".to_owned();
     let other = plan(&facts, &now());
     assert_eq!(step_names(&other), ["configure"], "nothing is known of these yet");
+}
+
+/// Found in review: after a rollback, a daemon could not read a Volume with a value that it did not know. It
+/// must not act as if it were another value.
+#[test]
+fn a_served_volume_ignores_settings_of_a_later_release() {
+    fn later(facts: &mut NodeFacts) {
+        facts.spec.durability = holdfast_crds::DurabilityMode::Unknown;
+        facts.spec.max_dirty_age = "5s".to_owned();
+    }
+    check([
+        ("served", present(later), &[]),
+        (
+            "wanted elsewhere, with a final commit",
+            present(|f| {
+                later(f);
+                f.spec.node_name = other_node();
+            }),
+            &["report", "detach"],
+        ),
+    ]);
+    let mut spec = present(later).spec;
+    assert_eq!(flush_class(&spec).unwrap_err().field, "spec.durability", "it is not attached");
+    spec.durability = holdfast_crds::DurabilityMode::Object;
+    spec.transport = Some(holdfast_crds::RequiredTransport::Unknown);
+    assert_eq!(flush_class(&spec).unwrap_err().field, "spec.transport");
 }
