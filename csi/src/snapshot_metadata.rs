@@ -1,9 +1,10 @@
 //! The CSI SnapshotMetadata service: the blocks of a snapshot, and the blocks changed between two.
 //!
 //! Owns: the responses, as streams of byte ranges.
-//! Does not own: any state; finding changes, which `holdfast_log` does from the indexes in the object store.
-//! Data is not read.
-//! Invariants: changed ranges are never omitted. Unchanged ranges may be included if a merge moved them.
+//! Does not own: any state except a cache of indexes; finding changes, which `holdfast_log` does from the
+//! indexes in the object store. Data is not read.
+//! Invariants: changed ranges are never omitted. Unchanged ranges may be included if a merge moved them. All
+//! requests share one cache, and only a few are answered at once: the memory does not depend on the clients.
 //! On failure: the stream ends with a status. The client resumes at the byte after the last range.
 
 mod ranges;
@@ -13,13 +14,14 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use holdfast_crds::VolumeSnapshot;
+use holdfast_log::Indexes;
 use holdfast_proto::csi::v1::{
     BlockMetadata, BlockMetadataType, GetMetadataAllocatedRequest, GetMetadataAllocatedResponse,
     GetMetadataDeltaRequest, GetMetadataDeltaResponse, snapshot_metadata_server,
 };
 use holdfast_types::{Chunk, SECTOR_BYTES};
 use kube::Client;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -32,6 +34,8 @@ use source::BlockSource;
 const AHEAD: usize = 4;
 /// Number of chunks of 128 MiB whose indexes are read in parallel.
 const CHUNKS_AT_ONCE: usize = 8;
+/// Number of requests that are answered at the same time; further ones wait.
+const REQUESTS_AT_ONCE: usize = 8;
 
 /// The SnapshotMetadata service.
 #[derive(Clone)]
@@ -39,6 +43,8 @@ pub(crate) struct SnapshotMetadata {
     client: Client,
     snapshots: Objects<VolumeSnapshot>,
     requests: Requests,
+    indexes: Arc<Indexes>,
+    permits: Arc<Semaphore>,
 }
 
 /// One message of a response.
@@ -53,7 +59,13 @@ const GONE: &str = "the client ended the request";
 impl SnapshotMetadata {
     /// Creates the service over the API server of `client` and the object stores that it names.
     pub(crate) fn new(client: Client, requests: Requests) -> Self {
-        Self { snapshots: Objects::new(client.clone()), client, requests }
+        Self {
+            snapshots: Objects::new(client.clone()),
+            client,
+            requests,
+            indexes: source::indexes(),
+            permits: Arc::new(Semaphore::new(REQUESTS_AT_ONCE)),
+        }
     }
 
     /// Answers a request in its own task, which ends with the client.
@@ -70,8 +82,10 @@ impl SnapshotMetadata {
         tokio::spawn(async move {
             let answer = async {
                 let asked = asked?;
-                let source =
-                    source::open(&service.client, &service.snapshots, base.as_deref(), &target).await?;
+                let _permit = service.permits.acquire().await.expect("no code closes the semaphore");
+                let indexes = Arc::clone(&service.indexes);
+                let (client, snapshots) = (&service.client, &service.snapshots);
+                let source = source::open(client, snapshots, indexes, base.as_deref(), &target).await?;
                 send_ranges(source, asked, |told| {
                     let sent = sender.send(Ok(message(told)));
                     async { sent.await.map_err(|_closed| Status::cancelled(GONE)) }
@@ -162,5 +176,41 @@ impl snapshot_metadata_server::SnapshotMetadata for SnapshotMetadata {
                 block_metadata: told.ranges,
             }
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::future::pending;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use kube::client::Body;
+
+    use super::*;
+
+    /// Regression, found in review: the memory grew with each request, and four backups reached the limit.
+    #[tokio::test(start_paused = true)]
+    async fn requests_beyond_the_limit_wait_for_earlier_ones() {
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&asked);
+        let silent = tower::service_fn(move |_request: hyper::Request<Body>| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            pending::<Result<hyper::Response<Body>, Infallible>>()
+        });
+        let service = SnapshotMetadata::new(Client::new(silent, "default"), Requests::default());
+        let get = || {
+            let asked = Asked::new(0, 0);
+            service.answer(RequestKind::GetMetadataAllocated, "backup".to_owned(), None, asked, |told| told)
+        };
+        let mut answers: Vec<_> = (0..=REQUESTS_AT_ONCE).map(|_| get()).collect();
+        // Less than the time limit of a request to the API server.
+        let moment = Duration::from_secs(1);
+        tokio::time::sleep(moment).await;
+        assert_eq!(asked.load(Ordering::Relaxed), REQUESTS_AT_ONCE);
+        drop(answers.remove(0));
+        tokio::time::sleep(moment).await;
+        assert_eq!(asked.load(Ordering::Relaxed), REQUESTS_AT_ONCE + 1, "its client has disconnected");
     }
 }

@@ -1,6 +1,8 @@
 //! Resolves snapshot ids to the differences between the snapshots in the object store.
 //!
-//! Each request opens its own connection, so that it uses the newest credentials.
+//! Each request opens its own connection, so that it uses the newest credentials. All share the indexes.
+
+use std::sync::Arc;
 
 use holdfast_cluster::store_config::{self, StoreConfigError};
 use holdfast_crds::VolumeSnapshot;
@@ -15,7 +17,7 @@ use crate::controller::object_name::is_object_name;
 use crate::controller::objects::Objects;
 use crate::controller::snapshots::{condition, missing};
 
-/// Bytes of indexes cached per request, and the expected number.
+/// Bytes of indexes cached for all requests, and the expected number.
 const INDEX_BYTES: u64 = 64 << 20;
 const INDEXES: usize = 2000;
 /// Name of this program in messages about Secrets.
@@ -25,7 +27,12 @@ const READER: &str = "the CSI driver's snapshot metadata service";
 pub(super) struct BlockSource {
     pub(super) changes: Changes,
     objects: S3Store,
-    indexes: Indexes,
+    indexes: Arc<Indexes>,
+}
+
+/// Returns the cache for the indexes of all requests; their names are unique across stores.
+pub(super) fn indexes() -> Arc<Indexes> {
+    Arc::new(Indexes::new(INDEXES, INDEX_BYTES))
 }
 
 impl BlockSource {
@@ -44,13 +51,15 @@ struct StoredSnapshot {
     uid: SnapshotUid,
 }
 
-/// Opens the content of a snapshot, or its changes since another snapshot of the volume.
+/// Opens the content of a snapshot, or its changes since another snapshot of the volume. Its indexes are
+/// cached in `indexes`.
 ///
 /// # Errors
 /// A status that names the field and the missing object.
 pub(super) async fn open(
     client: &Client,
     snapshots: &Objects<VolumeSnapshot>,
+    indexes: Arc<Indexes>,
     base: Option<&str>,
     target: &str,
 ) -> Result<BlockSource, Status> {
@@ -85,7 +94,7 @@ pub(super) async fn open(
         Some(base) => Changes::between(root(base).await?, target),
         None => Changes::all_of(target),
     };
-    Ok(BlockSource { changes, objects, indexes: Indexes::new(INDEXES, INDEX_BYTES) })
+    Ok(BlockSource { changes, objects, indexes })
 }
 
 /// Finds the snapshot with this id in its store.

@@ -33,8 +33,14 @@ const LATER_CONDITION: &str = "{\"conditions\": [{\"type\": \"Later\", \"status\
                                \"message\": \"\", \"lastTransitionTime\": \"2026-01-01T00:00:00Z\"}]}";
 /// A value that moves the DaemonSets to other nodes.
 const AFFINITY: &str = r#"--set-json=node.affinity={"nodeAffinity":{"requiredDuringSchedulingIgnoredDuringExecution":{"nodeSelectorTerms":[{"matchExpressions":[{"key":"disk","operator":"Exists"}]}]}}}"#;
+/// Tolerations with which a daemon leaves nodes that have another taint, and tolerations of all taints.
+const FEWER_TOLERATIONS: &str = r#"--set-json=node.tolerations=[{"key":"disk","operator":"Exists"}]"#;
+const MORE_TOLERATIONS: &str =
+    r#"--set-json=node.tolerations=[{"key":"disk","operator":"Exists"},{"operator":"Exists"}]"#;
 /// The value that enables a keeper on nodes without ublk.
 const KEEPER: &str = "--set=node.withoutUblk.enabled=true";
+/// The label of the chart's objects.
+const LABEL: &str = "app.kubernetes.io/name=holdfast";
 /// Objects that must not be deleted while volumes are served.
 const KEPT: [[&str; 2]; 8] = [
     ["daemonset", "holdfast-node"],
@@ -153,6 +159,29 @@ fn nodes(world: &World) -> Result<()> {
         let described = storage_node(world, node);
         ensure!(described.is_ok() == expected, "node n1 describes {node}: {described:?}");
     }
+    times(world)
+}
+
+/// Regression, found in review: the API server accepts times that programs cannot read, and one such object
+/// fails each list of its kind.
+fn times(world: &World) -> Result<()> {
+    report::step("a node writes only times that can be read");
+    let user = as_node("n1");
+    for (time, is_accepted) in [("2026-01-01T00:00:00Z", true), ("2026-01-01T00:00:00+99:99", false)] {
+        let handoff = format!("{{\"time\": \"{time}\", \"devices\": 1, \"longestStallMs\": 1}}");
+        for (kind, name, status) in [
+            ("volume", "disk", format!("{{\"durableThrough\": \"{time}\"}}")),
+            ("storagenode", "n1", format!("{{\"lastHandoff\": {handoff}}}")),
+        ] {
+            let patch = format!("{{\"status\": {status}}}");
+            let words = ["patch", kind, name, "--subresource=status", "--type=merge", "--patch", &patch];
+            let words = words.into_iter().chain(user.iter().map(String::as_str));
+            let refused = error_text(world.kubectl(words));
+            let is_expected =
+                if is_accepted { refused.is_empty() } else { refused.contains("a time of this status") };
+            ensure!(is_expected, "{kind} at {time}: {refused}");
+        }
+    }
     Ok(())
 }
 
@@ -232,6 +261,7 @@ fn check_in_use(world: &World) -> Result<()> {
         let refused = format!("{refused:#}");
         ensure!(refused.contains("Holdfast serves 3 volumes"), "{kind} {name}: {refused}");
     }
+    check_other_namespaces(world)?;
     check_upgrades(world)?;
     report::step("an uninstall is rejected as a whole");
     let release = world.dir().join("release.yaml");
@@ -272,6 +302,28 @@ fn check_in_use(world: &World) -> Result<()> {
     Ok(())
 }
 
+/// Regression, found in review: with Holdfast's labels, users could make their objects and namespaces
+/// undeletable.
+fn check_other_namespaces(world: &World) -> Result<()> {
+    report::step("elsewhere, objects with Holdfast's labels can be deleted");
+    for namespace in ["other", "default"] {
+        for words in [&["create", "configmap", "theirs"][..], &["label", "configmap", "theirs", LABEL]] {
+            world.kubectl(["--namespace", namespace].iter().chain(words).copied())?;
+        }
+        world
+            .kubectl(["--namespace", namespace, "delete", "configmap", "theirs"])
+            .with_context(|| format!("a user deletes an object in {namespace}"))?;
+    }
+    world.kubectl(["label", "namespace", "other", LABEL])?;
+    world
+        .kubectl(["delete", "namespace", "other", "--dry-run=server"])
+        .context("a user deletes a namespace")?;
+    let role = ["--namespace", "default", "delete", "role", "holdfast-node-events", "--dry-run=server"];
+    let refused = error_text(world.kubectl(role));
+    ensure!(refused.contains("Holdfast serves 3 volumes"), "the daemon's role: {refused}");
+    Ok(())
+}
+
 /// While volumes are served, an upgrade changes everything that does not serve them.
 fn check_upgrades(world: &World) -> Result<()> {
     report::step("an upgrade removes objects that are not needed to serve them");
@@ -286,13 +338,16 @@ fn check_upgrades(world: &World) -> Result<()> {
         AFFINITY,
         "--set=node.stateDir=/mnt/nvme",
         "--set=node.runDir=/run/other",
+        FEWER_TOLERATIONS,
     ] {
         let upgrade = ["upgrade", "holdfast", "--reset-values", KEEPER, other];
         let refused = error_text(helm(world, NAMESPACE, &upgrade));
         ensure!(refused.contains("until none is served, node.stateDir, node.runDir"), "{other}: {refused}");
     }
-    helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, "--set=node.logFilter=debug"])
-        .map(drop)
+    for harmless in ["--set=node.logFilter=debug", MORE_TOLERATIONS] {
+        helm(world, NAMESPACE, &["upgrade", "holdfast", "--reset-values", KEEPER, harmless])?;
+    }
+    Ok(())
 }
 
 /// Existing volumes that no node serves protect only their CRDs.

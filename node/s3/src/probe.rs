@@ -114,6 +114,18 @@ pub enum ProbeFailure {
          and the network policies and proxies in front of it"
     )]
     LateCredentials(#[source] StoreError),
+    /// The server does not tell a missing object from one that the credentials may not read.
+    #[error(
+        "credentials: the server answers {code}, not 404, for a missing object; allow s3:ListBucket on the bucket, \
+         without a condition that requires a prefix"
+    )]
+    MissingDenied {
+        /// The server's error code.
+        code: String,
+        /// The server's response.
+        #[source]
+        source: StoreError,
+    },
     /// A cause other than missing rights blocks the request.
     #[error("{}: {} ({code}, to {action}); {}", blocker.field(), blocker.state(), blocker.fix())]
     Blocked {
@@ -189,7 +201,10 @@ impl ProbeFailure {
             Self::Blocked { blocker, .. } => blocker.field(),
             Self::Untrusted(_) => "caBundle",
             Self::WrongRegion { .. } => "region",
-            Self::BadCredentials { .. } | Self::LateCredentials(_) | Self::NotAllowed { .. } => "credentials",
+            Self::BadCredentials { .. }
+            | Self::LateCredentials(_)
+            | Self::NotAllowed { .. }
+            | Self::MissingDenied { .. } => "credentials",
             Self::NoBucket { .. }
             | Self::Busy(_)
             | Self::CreateOnceIgnored
@@ -215,7 +230,7 @@ impl ProbeFailure {
             Self::NoBucket { .. } => "BucketNotFound",
             Self::WrongRegion { .. } => "WrongRegion",
             Self::BadCredentials { .. } => "CredentialsRejected",
-            Self::NotAllowed { .. } => "AccessDenied",
+            Self::NotAllowed { .. } | Self::MissingDenied { .. } => "AccessDenied",
             Self::CreateOnceIgnored => "CreateOnceIgnored",
             Self::CreateOnceNotAtomic => "CreateOnceNotAtomic",
             Self::CreateOnceUnsupported(_) => "CreateOnceUnsupported",
@@ -274,8 +289,8 @@ fn is_probe_key(key: &str) -> bool {
 
 impl S3Store {
     /// Checks all requirements of volumes: list, create-once (one of several concurrent creates wins, and a
-    /// later one fails), read, delete. Costs 15 PUTs, one LIST, three GETs and three DELETEs, and another
-    /// DELETE for each listed object of a killed process's probe.
+    /// later one fails), read, delete, and "not found" for a missing object. Costs 15 PUTs, one LIST, four
+    /// GETs and three DELETEs, and another DELETE for each listed object of a killed process's probe.
     ///
     /// # Errors
     /// The first requirement that the bucket fails.
@@ -286,10 +301,11 @@ impl S3Store {
             .list_objects(PREFIX, None, MAX_ABANDONED)
             .await
             .map_err(|error| self.explain("list objects", error))?;
+        let new_key = || format!("{PREFIX}{:032x}", fastrand::u128(..));
         let mut keys = Vec::new();
         let mut probed = Ok(ServerClock::Unknown);
         while keys.len() < ROUNDS && probed.is_ok() {
-            let key = format!("{PREFIX}{:032x}", fastrand::u128(..));
+            let key = new_key();
             probed = self.probe_create_once(&key).await;
             keys.push(key);
         }
@@ -297,6 +313,7 @@ impl S3Store {
         let clock = probed?;
         let deleted: Result<(), StoreError> = deleted.into_iter().collect();
         deleted.map_err(|error| self.explain("delete objects", error))?;
+        self.probe_missing(&new_key()).await?;
         for abandoned in &listed.entries {
             if listed.age(abandoned) >= ABANDONED_AFTER
                 && is_probe_key(&abandoned.key)
@@ -369,6 +386,21 @@ impl S3Store {
             Err(ProbeFailure::CreateOnceNotAtomic)
         } else {
             Err(ProbeFailure::BadRead(StoreError::BadAnswer { field: "body" }))
+        }
+    }
+
+    /// Reads an object that does not exist.
+    async fn probe_missing(&self, key: &str) -> Result<(), ProbeFailure> {
+        match self.get_dated_object(key, 1).await {
+            Ok(_) => Err(ProbeFailure::BadRead(StoreError::BadAnswer { field: "body" })),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            Err(error) => {
+                let failure = self.explain("read objects", error);
+                if let ProbeFailure::NotAllowed { code, source, .. } = failure {
+                    return Err(ProbeFailure::MissingDenied { code, source });
+                }
+                Err(failure)
+            }
         }
     }
 

@@ -33,7 +33,7 @@ async fn a_good_bucket_is_ready_and_left_empty() {
     let store = server.store().await;
     assert_eq!(store.probe().await.unwrap(), Probed { clock: ServerClock::Agrees });
     let counts = store.counts();
-    assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 15, 3, 3));
+    assert_eq!((counts.list, counts.put, counts.get, counts.delete), (1, 15, 4, 3));
     assert_eq!(server.backend.keys(), Vec::<String>::new());
 }
 
@@ -123,6 +123,20 @@ async fn wrong_credentials_differ_from_a_missing_permission() {
         let failure = fails(server.config(), "credentials", "AccessDenied").await;
         assert!(failure.to_string().contains(action), "{failure}");
     }
+}
+
+/// Regression, found in review: Amazon answers so if `s3:ListBucket` depends on a prefix, as in the policy
+/// that the documentation had, and each attach failed in a store that was Ready.
+#[tokio::test]
+async fn a_server_that_hides_missing_objects_is_refused() {
+    let server = Server::start().await;
+    for _list_and_reads in 0..4 {
+        server.plan_fault(Method::GET, PlannedFault::Late(Duration::ZERO));
+    }
+    server.plan_fault(Method::GET, PlannedFault::Answer(403, "AccessDenied"));
+    let failure = fails(server.config(), "credentials", "AccessDenied").await;
+    assert!(failure.to_string().contains("allow s3:ListBucket on the bucket"), "{failure}");
+    assert_eq!(server.backend.keys(), Vec::<String>::new(), "the probe's objects are gone");
 }
 
 /// Regression: it was reported as a wrong key pair.
