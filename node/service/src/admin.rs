@@ -2,10 +2,11 @@
 //! `/log-level`.
 //!
 //! Owns: HTTP, media types, the log level's protection: only clients on the same host or pod change it.
-//! Invariants: only `PUT /log-level` changes anything.
-//! On failure: a failed connection is closed; a failed accept is retried. Dropping the endpoint closes all
-//! connections.
+//! Invariants: only `PUT /log-level` changes anything. Bounded: with too many connections, the oldest ends,
+//! so that no client can take the program's files or keep the kubelet's probes out. On failure: a failed
+//! connection is closed; a failed accept is retried. Dropping the endpoint closes all connections.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,7 +24,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::chain;
 use crate::log_level::{self, LogLevel};
@@ -32,6 +33,8 @@ use crate::log_level::{self, LogLevel};
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Pause after a failed accept (most likely because no file descriptor is left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of connections.
+const CONNECTIONS: usize = 64;
 /// Longest accepted filter; a directive has about ten bytes.
 const MAX_FILTER_BYTES: usize = 8 << 10;
 /// Longest wait for the filter in a request.
@@ -98,6 +101,7 @@ impl Client {
 pub async fn serve(listener: TcpListener, program: impl Program, level: LogLevel) {
     let router = router(program, level);
     let mut connections = JoinSet::new();
+    let mut oldest_first = VecDeque::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -105,7 +109,13 @@ pub async fn serve(listener: TcpListener, program: impl Program, level: LogLevel
         };
         match accepted {
             Ok((stream, address)) => {
-                connections.spawn(answer(stream, address, router.clone()));
+                oldest_first.retain(|connection: &AbortHandle| !connection.is_finished());
+                if oldest_first.len() >= CONNECTIONS
+                    && let Some(oldest) = oldest_first.pop_front()
+                {
+                    oldest.abort();
+                }
+                oldest_first.push_back(connections.spawn(answer(stream, address, router.clone())));
             }
             Err(error) => {
                 tracing::warn!(%error, "connection not accepted");

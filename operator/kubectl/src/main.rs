@@ -98,7 +98,8 @@ async fn main() -> ExitCode {
     match run(Settings::parse()).await {
         Ok(code) => code,
         Err(error) => {
-            drop(writeln!(io::stderr(), "kubectl holdfast: {error:#}"));
+            let text = printable(&format!("kubectl holdfast: {error:#}"));
+            drop(writeln!(io::stderr(), "{text}"));
             ExitCode::FAILURE
         }
     }
@@ -145,6 +146,27 @@ async fn run(settings: Settings) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn say(text: &str) -> std::io::Result<()> {
-    std::io::stdout().write_all(text.as_bytes())
+fn say(text: &str) -> io::Result<()> {
+    io::stdout().write_all(printable(text).as_bytes())
+}
+
+/// Escapes control characters except line ends and tabs: texts of objects must not control the terminal.
+fn printable(text: &str) -> String {
+    let escape = |char: char| match char {
+        '\n' | '\t' => String::from(char),
+        char if char.is_control() => char.escape_default().to_string(),
+        char => String::from(char),
+    };
+    text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression, found in review: an event's message could clear the terminal, or imitate our output.
+    #[test]
+    fn texts_of_objects_do_not_control_the_terminal() {
+        assert_eq!(printable("Volume `ä`\n  is\u{1b}[2J\rReady\n"), "Volume `ä`\n  is\\u{1b}[2J\\rReady\n");
+    }
 }

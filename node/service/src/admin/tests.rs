@@ -125,6 +125,26 @@ async fn connections_end_with_their_endpoint() {
     drop(ended.expect("the connection ends"));
 }
 
+/// Regression, found in review: a pod of the cluster could open connections until the program had no file
+/// descriptor left.
+#[tokio::test]
+async fn connections_are_bounded_and_the_newest_is_answered() {
+    let served = Served::new(Fake(&[])).await;
+    let mut idle = Vec::new();
+    for _ in 0..CONNECTIONS {
+        idle.push(TcpStream::connect(served.address).await.unwrap());
+    }
+    assert_eq!(served.status("GET", "/healthz", b"").await, 200);
+    let mut rest = Vec::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), idle[0].read_to_end(&mut rest)).await;
+    // The connection may end with a reset.
+    drop(ended.expect("the oldest ends"));
+    idle[1].write_all(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    let mut begin = [0; 12];
+    idle[1].read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200", "the others stay");
+}
+
 /// An invalid level could silence the log.
 #[tokio::test]
 async fn a_bad_log_level_changes_nothing() {

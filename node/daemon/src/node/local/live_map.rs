@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use holdfast_engine::sector_map::{HEAD_BYTES, chunk_extent, fixed_extents, map_bytes, sectors_of};
@@ -21,7 +22,8 @@ pub(crate) fn create(path: &Path, sectors: u64) -> Result<LiveMap, NodeError> {
         Ok(()) | Err(_) => {}
     }
     let mut options = OpenOptions::new();
-    let handle = options.read(true).write(true).create_new(true).open(path).map_err(file(path, "created"))?;
+    options.read(true).write(true).create_new(true).mode(0o600);
+    let handle = options.open(path).map_err(file(path, "created"))?;
     allocate_fixed(path, &handle, sectors)?;
     map(path, &handle)
 }

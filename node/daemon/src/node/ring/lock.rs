@@ -11,8 +11,9 @@
 //! Owns: the files.
 //! Invariants: files are created and removed only by the owner of the run directory.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -54,7 +55,10 @@ impl RingLocks {
     pub(in crate::node) fn lock(&self) -> Result<File, NodeError> {
         let path = self.dir.join(self.own.as_ref().expect("only the owner has rings"));
         fs::create_dir_all(&self.dir).map_err(file(&self.dir, "created"))?;
-        let lock = File::create(&path).map_err(file(&path, "created"))?;
+        // A user who could open the file could lock it, too.
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600);
+        let lock = options.open(&path).map_err(file(&path, "created"))?;
         lock.lock().map_err(file(&path, "locked"))?;
         Ok(lock)
     }
