@@ -39,7 +39,7 @@ fn run(world: &World, transport: &str) -> Result<()> {
     node.cli(&["create", VOLUME, "--size", "64Mi", "--store", "store"])?;
     let device = node.cli(&["attach", VOLUME, "--store", "store"])?.trim().to_owned();
     vm.wait_block_device(&device, LIMIT)?;
-    vm.exec("for name in old first second; do yes $name | head -c 4096 > /tmp/$name; done")?;
+    vm.exec("for name in old first second; do printf '%4096s' $name > /tmp/$name; done")?;
     vm.exec(&write("old", &device))?;
 
     report::step("the disk stalls, a write waits for it, and the daemon is killed");
