@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use holdfast_lab::node::{ControlInterface, NodeDaemon};
 use holdfast_lab::report;
+use holdfast_lab::vm::machine::MachineOptions;
 use holdfast_lab::vm::{Vm, bash};
 use holdfast_lab::wait::until;
 use holdfast_lab::wire::Exit;
@@ -19,22 +20,22 @@ const GROUP: &str = "/sys/fs/cgroup/stalled";
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub(super) fn user_copy(world: &World) -> Result<()> {
-    run(world, "user-copy")
+    run(world, "user-copy", MachineOptions::node())
 }
 
 pub(super) fn zero_copy(world: &World) -> Result<()> {
-    run(world, "zero-copy")
+    run(world, "zero-copy", MachineOptions::node())
 }
 
 pub(super) fn fuse(world: &World) -> Result<()> {
-    run(world, "fuse")
+    run(world, "auto", MachineOptions::without_ublk())
 }
 
-fn run(world: &World, transport: &str) -> Result<()> {
+fn run(world: &World, transport: &str, options: MachineOptions) -> Result<()> {
     let s3 = world.s3()?;
     s3.create_bucket(BUCKET)?;
-    let node =
-        NodeDaemon::start(world.vm("a")?, &ControlInterface::standalone(&s3, BUCKET), transport, DATA)?;
+    let vm = world.vm_with("a", || options)?;
+    let node = NodeDaemon::start(vm, &ControlInterface::standalone(&s3, BUCKET), transport, DATA)?;
     let vm = node.vm();
     node.cli(&["create", VOLUME, "--size", "64Mi", "--store", "store"])?;
     let device = node.cli(&["attach", VOLUME, "--store", "store"])?.trim().to_owned();
@@ -71,14 +72,14 @@ fn write(name: &str, device: &str) -> String {
     format!("dd if=/tmp/{name} of={device} bs=4k count=1 oflag=direct status=none")
 }
 
-/// Delays each write of the daemon to its disk by more than an hour. The limit stays for those that are in
-/// flight when the daemon ends.
+/// Delays each write of the daemon to its disk by more than half an hour (the kernel accepts no lower limit).
+/// It stays in effect for those that are in flight when the daemon ends.
 fn stall(vm: &Vm) -> Result<()> {
     vm.exec(&format!(
         "mount -t cgroup2 none /sys/fs/cgroup; echo +io > /sys/fs/cgroup/cgroup.subtree_control; mkdir {GROUP}; \
          for pid in $(pgrep -x holdfast-node); do echo $pid > {GROUP}/cgroup.procs; done; \
          findmnt --noheadings --output MAJ:MIN --target /var/lib/holdfast > /tmp/stalled.disk; \
-         echo $(cat /tmp/stalled.disk) wbps=1 > {GROUP}/io.max; cat {GROUP}/io.max >&2"
+         echo $(cat /tmp/stalled.disk) wbps=2 > {GROUP}/io.max; cat {GROUP}/io.max >&2"
     ))
     .map(drop)
 }
