@@ -190,7 +190,7 @@ impl<M: AsRef<[u8]> + AsMut<[u8]>> SectorMap<M> {
         *byte = (*byte & !3) | sides.bits();
     }
 
-    /// Returns true if a sync of a side failed since the attach.
+    /// Returns true if a sync of a side or of the durable map failed since the attach.
     pub(crate) fn is_sync_failed(&self) -> bool {
         self.memory.as_ref()[42] & SYNC_FAILED != 0
     }
