@@ -158,6 +158,7 @@ fn a_volume_that_waits_fires_one_alert() {
     assert!(waits.contains(r#"{phase!~"Deleting|Detaching|Failed"}"#), "{waits}");
     assert!(query_of(&alerts, "HoldfastDetachWaiting").contains(r#"{phase="Detaching"}"#));
     let not_served = query_of(&alerts, "HoldfastVolumeNotServed");
+    assert!(not_served.ends_with(" unless holdfast_volume_detaching == 1"), "{not_served}");
     assert_eq!(other, format!("count_over_time((max by (volume) ({not_served}))[10m:1m]) >= 10"));
     for (name, time) in [("HoldfastVolumeNotServed", "10m"), ("HoldfastVolumeWaiting", "15m")] {
         let (_, alert) = alerts.iter().find(|(found, _)| *found == name).unwrap();

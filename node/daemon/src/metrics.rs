@@ -79,12 +79,15 @@ const fn counter(
 }
 
 /// Metrics of each volume.
-const VOLUME_METRICS: [VolumeMetric; 49] = [
+const VOLUME_METRICS: [VolumeMetric; 50] = [
     gauge("holdfast_volume_attached", None, "1 while the volume's device serves requests, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Attached))
     }),
     gauge("holdfast_volume_fenced", None, "1 while another writer owns the volume, else 0", |v| {
         Some(f64::from(v.state == VolumeState::Fenced))
+    }),
+    gauge("holdfast_volume_detaching", None, "1 while the volume is being detached, else 0", |v| {
+        Some(f64::from(v.state == VolumeState::Detaching))
     }),
     gauge(
         "holdfast_volume_epoch",
