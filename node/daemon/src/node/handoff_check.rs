@@ -6,7 +6,7 @@
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
-use holdfast_ring::{Ring, RingOptions};
+use holdfast_ring::{Ring, RingOptions, raise_open_file_limit};
 
 use crate::node::NodeConfig;
 use crate::node::device::tag::Installation;
@@ -15,16 +15,17 @@ use crate::node::local::live_map;
 use crate::node::local::owner::check_records;
 use crate::node::local::volume_files::{LocalDirs, attached_volumes};
 use crate::node::memory;
+use crate::node::ring::placement::check_room;
 use crate::node::store::block_cache::slab_path;
 
-/// Checks that this process can create a ring and write to the slab's file: its pod may have other rights
-/// than the owner's, and the state directory may have been remounted read-only. Reads the records of the two
-/// directories, and each attached volume's recovery data: checks that this version can read them, and that
-/// the data belongs to the state directory of this process. Another file system may have been mounted there
-/// since the owner started.
+/// Checks that this process can create a ring, has room for all volumes on its rings, and can write to the
+/// slab's file: its pod may have other rights, limits and settings than the owner's, and the state directory
+/// may have been remounted read-only. Reads the records of the two directories, and each attached volume's
+/// recovery data: checks that this version can read them, and that the data belongs to the state directory of
+/// this process. Another file system may have been mounted there since the owner started.
 ///
 /// # Errors
-/// The unusable file; [`NodeError::RingSetup`]; [`NodeError::OtherInstallation`].
+/// The unusable file; [`NodeError::RingSetup`]; [`NodeError::RingsFull`]; [`NodeError::OtherInstallation`].
 pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
     drop(Ring::<()>::new(&RingOptions::default()).map_err(NodeError::RingSetup)?);
     let slab = slab_path(&config.state_dir);
@@ -36,7 +37,9 @@ pub(crate) fn check_attached(config: &NodeConfig) -> Result<(), NodeError> {
     check_records(config)?;
     let dirs = LocalDirs { state: config.state_dir.clone(), run: config.run_dir.clone() };
     let installation = Installation::read(&config.state_dir)?;
-    for volume in attached_volumes(&dirs)? {
+    let volumes = attached_volumes(&dirs)?;
+    check_room(config.ring_threads, raise_open_file_limit().unwrap_or(u64::MAX), volumes.len())?;
+    for volume in volumes {
         let local = dirs.of(&volume);
         local.check_layout()?;
         let Some(record) = local.read_record()? else { continue };

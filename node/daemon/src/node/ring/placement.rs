@@ -15,6 +15,19 @@ pub(in crate::node) struct Rings {
     earlier: EarlierRings,
 }
 
+/// Checks that `rings` rings have room for `volumes` volumes with one queue each, in a process with this
+/// limit of open files.
+///
+/// # Errors
+/// [`NodeError::RingsFull`].
+pub(in crate::node) fn check_room(rings: usize, open_files: u64, volumes: usize) -> Result<(), NodeError> {
+    let volumes_of_ring = files_of_volumes(rings, open_files) / (VOLUME_FILES + 1);
+    if volumes > volumes_of_ring as usize * rings {
+        return Err(NodeError::RingsFull(rings));
+    }
+    Ok(())
+}
+
 impl Rings {
     /// Takes the ring threads of a process with this limit of open files.
     pub(in crate::node) fn new(handles: Vec<RingHandle>, open_files: u64, earlier: EarlierRings) -> Self {
@@ -74,5 +87,21 @@ impl Rings {
 
     pub(in crate::node) fn iter(&self) -> impl Iterator<Item = &RingHandle> {
         self.handles.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression, found in review: a successor with fewer ring threads, or a lower limit of open files, took
+    /// over more volumes than it could serve.
+    #[test]
+    fn room_for_the_volumes_of_a_predecessor_is_checked() {
+        const PLENTY: u64 = 1 << 20;
+        check_room(2, PLENTY, 2 * 1637).unwrap();
+        assert!(matches!(check_room(2, PLENTY, 2 * 1637 + 1), Err(NodeError::RingsFull(2))));
+        assert!(matches!(check_room(1, 1028, 1), Err(NodeError::RingsFull(1))));
+        check_room(1, 1029, 1).unwrap();
     }
 }
