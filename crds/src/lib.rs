@@ -39,7 +39,7 @@ pub use field_error::FieldError;
 pub use generated::{GENERATED_DIRECTORIES, definitions, generated_files};
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 pub use limits::{IOPS_LIMITS, THROUGHPUT_LIMITS, VolumeLimits};
-pub use memory::{most_memory_bytes, most_spill_bytes};
+pub use memory::{max_memory_bytes, max_spill_bytes};
 pub use object_store::{
     Credentials, EnvironmentCredentials, ObjectStore, ObjectStoreSpec, ObjectStoreStatus, SecretKeyRef,
     SecretRef, SkippedVolume, Sweep, SweepStatus, WebIdentity,

@@ -18,7 +18,7 @@ const BUFFER_BYTES: u64 = 8 << 20;
 /// Returns the maximum memory of a memory volume in bytes: its request buffers, its table, and slabs up to its limit or,
 /// without a limit, for incompressible content.
 #[must_use]
-pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
+pub fn max_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
     let pages = size_bytes / PAGE_BYTES;
     let any = (pages * PAGE_BYTES).div_ceil(SLAB_BYTES) + PARTIAL_SLABS;
     let slabs = limit_bytes.map_or(any, |limit| any.min(limit.div_ceil(SLAB_BYTES).max(1)));
@@ -28,7 +28,7 @@ pub fn most_memory_bytes(size_bytes: u64, limit_bytes: Option<u64>) -> u64 {
 /// Returns the maximum disk space for a volume's spilled pages in bytes: `spill_bytes`, but at most all of its pages; 0
 /// without `spill_bytes`.
 #[must_use]
-pub fn most_spill_bytes(size_bytes: u64, spill_bytes: Option<u64>) -> u64 {
+pub fn max_spill_bytes(size_bytes: u64, spill_bytes: Option<u64>) -> u64 {
     spill_bytes.map_or(0, |spill| spill.next_multiple_of(PAGE_BYTES).min(size_bytes))
 }
 
@@ -39,16 +39,16 @@ mod tests {
     #[test]
     fn a_spill_file_has_pages_of_the_device_alone() {
         let mib = 1 << 20;
-        assert_eq!(most_spill_bytes(8 * mib, None), 0);
-        assert_eq!(most_spill_bytes(8 * mib, Some(mib + 1)), mib + 4096);
-        assert_eq!(most_spill_bytes(8 * mib, Some(9 * mib)), 8 * mib);
+        assert_eq!(max_spill_bytes(8 * mib, None), 0);
+        assert_eq!(max_spill_bytes(8 * mib, Some(mib + 1)), mib + 4096);
+        assert_eq!(max_spill_bytes(8 * mib, Some(9 * mib)), 8 * mib);
     }
 
     #[test]
     fn a_limit_bounds_the_memory_and_table_and_buffers_come_on_top() {
         let (gib, table) = (1 << 30, (8 << 20) + (2 << 20) + 4096);
-        assert_eq!(most_memory_bytes(gib, None), gib + (4 << 20) + table);
-        assert_eq!(most_memory_bytes(gib, Some(256 << 20)), (256 << 20) + table);
-        assert_eq!(most_memory_bytes(gib, Some(8 * gib)), gib + (4 << 20) + table, "no content needs more");
+        assert_eq!(max_memory_bytes(gib, None), gib + (4 << 20) + table);
+        assert_eq!(max_memory_bytes(gib, Some(256 << 20)), (256 << 20) + table);
+        assert_eq!(max_memory_bytes(gib, Some(8 * gib)), gib + (4 << 20) + table, "no content needs more");
     }
 }

@@ -19,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::FieldError;
 use crate::later_release::{check, known};
 use crate::limits::VolumeLimits;
-use crate::memory::{most_memory_bytes, most_spill_bytes};
+use crate::memory::{max_memory_bytes, max_spill_bytes};
 use crate::quantity::{duration_within, volume_size_bytes};
 
 const MIN_DIRTY_AGE: Duration = Duration::from_secs(1);
@@ -297,8 +297,8 @@ impl VolumeSpec {
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.size` or `spec.memory.limit`.
-    pub fn most_memory_bytes(&self) -> Result<u64, FieldError> {
-        Ok(most_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
+    pub fn max_memory_bytes(&self) -> Result<u64, FieldError> {
+        Ok(max_memory_bytes(self.size_bytes()?, self.memory_limit_bytes()?))
     }
 
     /// Returns the maximum disk space for spilled pages of a memory volume, in bytes; `None`: none.
@@ -314,8 +314,8 @@ impl VolumeSpec {
     ///
     /// # Errors
     /// A [`FieldError`] naming `spec.size` or `spec.memory.spill`.
-    pub fn most_spill_bytes(&self) -> Result<u64, FieldError> {
-        Ok(most_spill_bytes(self.size_bytes()?, self.memory_spill_bytes()?))
+    pub fn max_spill_bytes(&self) -> Result<u64, FieldError> {
+        Ok(max_spill_bytes(self.size_bytes()?, self.memory_spill_bytes()?))
     }
 
     /// Returns true if only a node with ublk may attach the volume.

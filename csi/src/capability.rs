@@ -10,8 +10,8 @@ use tonic::Status;
 pub(crate) struct Capability {
     /// Form of access.
     pub(crate) access: VolumeAccess,
-    /// Users of the volume.
-    pub(crate) users: Users,
+    /// The paths and nodes that may use it at the same time.
+    pub(crate) scope: AccessScope,
 }
 
 /// Form of access to a volume.
@@ -42,15 +42,15 @@ impl VolumeAccess {
     }
 }
 
-/// Users of a volume.
+/// The paths and nodes that may use a volume at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Users {
+pub(crate) enum AccessScope {
     /// One path of one node at a time (ReadWriteOncePod).
-    One,
+    OnePath,
     /// Any number of paths of one node (ReadWriteOnce).
-    Many,
+    OneNode,
     /// Any number of paths of any number of nodes, all of them read-only (ReadOnlyMany).
-    Readers,
+    ManyReaders,
 }
 
 /// A file system that the driver creates and mounts.
@@ -150,8 +150,8 @@ impl TryFrom<Option<VolumeCapability>> for Capability {
             AccessType::Mount(mount) => mounted(mount)?,
         };
         let AccessMode { mode } = access_mode.ok_or(UnsupportedCapability::NoAccessMode)?;
-        let users = users(Mode::try_from(mode).map_err(|_unknown| UnsupportedCapability::NoAccessMode)?)?;
-        Ok(Self { access, users })
+        let scope = scope(Mode::try_from(mode).map_err(|_unknown| UnsupportedCapability::NoAccessMode)?)?;
+        Ok(Self { access, scope })
     }
 }
 
@@ -167,11 +167,11 @@ fn mounted(mount: MountVolume) -> Result<VolumeAccess, UnsupportedCapability> {
     Ok(VolumeAccess::Mount { file_system, options: mount_flags })
 }
 
-fn users(mode: Mode) -> Result<Users, UnsupportedCapability> {
+fn scope(mode: Mode) -> Result<AccessScope, UnsupportedCapability> {
     match mode {
-        Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(Users::Many),
-        Mode::SingleNodeSingleWriter => Ok(Users::One),
-        Mode::MultiNodeReaderOnly => Ok(Users::Readers),
+        Mode::SingleNodeWriter | Mode::SingleNodeMultiWriter => Ok(AccessScope::OneNode),
+        Mode::SingleNodeSingleWriter => Ok(AccessScope::OnePath),
+        Mode::MultiNodeReaderOnly => Ok(AccessScope::ManyReaders),
         Mode::Unknown => Err(UnsupportedCapability::NoAccessMode),
         Mode::SingleNodeReaderOnly | Mode::MultiNodeSingleWriter | Mode::MultiNodeMultiWriter => {
             Err(UnsupportedCapability::AccessMode(mode.as_str_name()))
@@ -201,16 +201,16 @@ mod tests {
         let found =
             Capability::try_from(capability(mount(""), Mode::SingleNodeMultiWriter)).expect("offered");
         let VolumeAccess::Mount { file_system, .. } = found.access else { panic!("mounted") };
-        assert_eq!((file_system, found.users), (FileSystem::Ext4, Users::Many));
+        assert_eq!((file_system, found.scope), (FileSystem::Ext4, AccessScope::OneNode));
         let raw = capability(AccessType::Block(BlockVolume {}), Mode::SingleNodeSingleWriter);
-        let expected = Capability { access: VolumeAccess::Block, users: Users::One };
+        let expected = Capability { access: VolumeAccess::Block, scope: AccessScope::OnePath };
         assert_eq!(Capability::try_from(raw), Ok(expected));
     }
 
     #[test]
     fn many_nodes_read_a_volume() {
         let raw = capability(AccessType::Block(BlockVolume {}), Mode::MultiNodeReaderOnly);
-        let expected = Capability { access: VolumeAccess::Block, users: Users::Readers };
+        let expected = Capability { access: VolumeAccess::Block, scope: AccessScope::ManyReaders };
         assert_eq!(Capability::try_from(raw), Ok(expected));
     }
 

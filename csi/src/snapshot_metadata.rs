@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status};
 
 use crate::controller::objects::Objects;
 use crate::requests::{RequestKind, Requests};
-use ranges::{Asked, Ranges};
+use ranges::{RangeRequest, Ranges};
 use source::BlockSource;
 
 /// Messages prepared ahead of the client.
@@ -74,7 +74,7 @@ impl SnapshotMetadata {
         kind: RequestKind,
         target: String,
         base: Option<String>,
-        asked: Result<Asked, Status>,
+        asked: Result<RangeRequest, Status>,
         message: fn(ResponseMessage) -> T,
     ) -> Response<ReceiverStream<Result<T, Status>>> {
         let (sender, receiver) = mpsc::channel(AHEAD);
@@ -108,7 +108,7 @@ impl SnapshotMetadata {
 /// Sends the ranges of `source` from the requested byte on, in at least one message.
 async fn send_ranges<F: Future<Output = Result<(), Status>>>(
     source: BlockSource,
-    asked: Asked,
+    asked: RangeRequest,
     send: impl Fn(ResponseMessage) -> F,
 ) -> Result<(), Status> {
     let sectors = source.changes.sectors();
@@ -121,7 +121,7 @@ async fn send_ranges<F: Future<Output = Result<(), Status>>>(
         async move { source.in_chunk(chunk).await }
     };
     let mut found = stream::iter(chunks).map(in_chunk).buffered(CHUNKS_AT_ONCE);
-    let (mut ranges, mut is_first) = (Ranges::new(first, asked.most()), true);
+    let (mut ranges, mut is_first) = (Ranges::new(first, asked.max_results()), true);
     while let Some(in_chunk) = found.try_next().await? {
         for range in in_chunk {
             if let Some(ranges) = ranges.push(range) {
@@ -147,7 +147,7 @@ impl snapshot_metadata_server::SnapshotMetadata for SnapshotMetadata {
     ) -> Result<Response<Self::GetMetadataAllocatedStream>, Status> {
         let GetMetadataAllocatedRequest { snapshot_id, starting_offset, max_results, secrets: _ } =
             request.into_inner();
-        let asked = Asked::new(starting_offset, max_results);
+        let asked = RangeRequest::new(starting_offset, max_results);
         let kind = RequestKind::GetMetadataAllocated;
         Ok(self.answer(kind, snapshot_id, None, asked, |told| GetMetadataAllocatedResponse {
             block_metadata_type: BlockMetadataType::VariableLength.into(),
@@ -167,7 +167,7 @@ impl snapshot_metadata_server::SnapshotMetadata for SnapshotMetadata {
             max_results,
             secrets: _,
         } = request.into_inner();
-        let asked = Asked::new(starting_offset, max_results);
+        let asked = RangeRequest::new(starting_offset, max_results);
         let kind = RequestKind::GetMetadataDelta;
         Ok(self.answer(kind, target_snapshot_id, Some(base_snapshot_id), asked, |told| {
             GetMetadataDeltaResponse {
@@ -201,7 +201,7 @@ mod tests {
         });
         let service = SnapshotMetadata::new(Client::new(silent, "default"), Requests::default());
         let get = || {
-            let asked = Asked::new(0, 0);
+            let asked = RangeRequest::new(0, 0);
             service.answer(RequestKind::GetMetadataAllocated, "backup".to_owned(), None, asked, |told| told)
         };
         let mut answers: Vec<_> = (0..=REQUESTS_AT_ONCE).map(|_| get()).collect();

@@ -1,6 +1,6 @@
 //! Kubernetes events: one for every condition transition.
 
-use holdfast_cluster::event::{event, turned};
+use holdfast_cluster::event::{changed_conditions, event};
 use holdfast_crds::{
     ASSIGNED, Condition, DATA_LOST, GRANTED, NODE_UNKNOWN, PROVISIONED, READY, RESIZED, find_condition,
 };
@@ -25,7 +25,7 @@ pub(crate) fn changes_of_data(before: &[Condition], after: &[Condition]) -> Vec<
 }
 
 fn notable<'a>(before: &'a [Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
-    turned(before, after)
+    changed_conditions(before, after)
         .filter(|new| !REASONS_WITHOUT_EVENT.contains(&new.reason.as_str()))
         .filter(|new| {
             new.type_ != RESIZED || new.status == "False" || find_condition(before, RESIZED).is_some()

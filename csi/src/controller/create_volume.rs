@@ -20,7 +20,7 @@ use super::parameters::{ANY_NODE, DataHome, MutableSettings, Nodes, Parameters};
 use super::reason::{first_unmet, refused};
 use super::volumes::ClusterVolumes;
 use super::{content_source, readers, volume_id};
-use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
+use crate::capability::{AccessScope, Capability, FileSystem, VolumeAccess};
 use crate::{deadline, topology};
 
 /// A requested volume.
@@ -119,11 +119,11 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
         if volume_capabilities.is_empty() {
             return Err(Status::invalid_argument("volume_capabilities: is empty; name at least one"));
         }
-        let (mut least, mut file_system, mut users) = (Vec::new(), None, Vec::new());
+        let (mut least, mut file_system, mut scopes) = (Vec::new(), None, Vec::new());
         for capability in volume_capabilities {
             let capability = Capability::try_from(Some(capability))?;
             least.extend(capability.min_bytes());
-            users.push(capability.users);
+            scopes.push(capability.scope);
             if let VolumeAccess::Mount { file_system: named, .. } = capability.access {
                 file_system = Some(named);
             }
@@ -134,11 +134,11 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
         let memory_node = match parameters.home {
             DataHome::ObjectStore(_) => None,
             DataHome::Memory(_) => {
-                check_memory(&users, &source)?;
+                check_memory(&scopes, &source)?;
                 Some(topology::first_node(accessibility_requirements.as_ref())?)
             }
         };
-        let has_readers = are_readers(&users, &source)?;
+        let has_readers = are_readers(&scopes, &source)?;
         let capacity = least
             .into_iter()
             .try_fold(Capacity::choose(capacity_range)?, |capacity, (bytes, file_system)| {
@@ -152,14 +152,14 @@ impl TryFrom<CreateVolumeRequest> for WantedVolume {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it has initial content, or many nodes would read it.
-fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
+fn check_memory(scopes: &[AccessScope], source: &VolumeSource) -> Result<(), Status> {
     if *source != VolumeSource::default() {
         return Err(Status::invalid_argument(
             "volume_content_source: a memory volume (backend `memory`) starts empty. Remove the dataSource of \
              the claim, and copy the files",
         ));
     }
-    if users.contains(&Users::Readers) {
+    if scopes.contains(&AccessScope::ManyReaders) {
         return Err(Status::invalid_argument(
             "volume_capabilities: MULTI_NODE_READER_ONLY is not possible with backend `memory`, whose content is on one node. \
              Write accessModes [ReadWriteOnce] or [ReadWriteOncePod]",
@@ -175,7 +175,7 @@ fn check_memory(users: &[Users], source: &VolumeSource) -> Result<(), Status> {
 fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: NodeRoom) -> Result<(), Status> {
     let most = parameters.most(size_bytes);
     let spill_fix = "node.memorySpill of the chart, or free space on its disk where that has less";
-    for (most_bytes, left_bytes, of, percent, fix) in [
+    for (max_bytes, left_bytes, of, percent, fix) in [
         (
             most.memory_bytes,
             left.memory_bytes,
@@ -185,8 +185,8 @@ fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: Nod
         ),
         (most.spill_bytes, left.spill_bytes, "disk for its spill file", "spillPercent", spill_fix),
     ] {
-        if most_bytes > left_bytes {
-            let [most, left] = [most_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
+        if max_bytes > left_bytes {
+            let [most, left] = [max_bytes, left_bytes].map(|bytes| ByteSize(bytes).rounded());
             return Err(Status::resource_exhausted(format!(
                 "capacity_range.required_bytes: the volume may use {most} of {of}, but node {node} can promise \
                  only {left} more. Request less, lower {percent} of the StorageClass, or raise {fix}"
@@ -200,11 +200,11 @@ fn has_room(parameters: MemoryParameters, size_bytes: u64, node: &str, left: Nod
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it has other users, too, or no source.
-fn are_readers(users: &[Users], source: &VolumeSource) -> Result<bool, Status> {
-    if !users.contains(&Users::Readers) {
+fn are_readers(scopes: &[AccessScope], source: &VolumeSource) -> Result<bool, Status> {
+    if !scopes.contains(&AccessScope::ManyReaders) {
         return Ok(false);
     }
-    if users.iter().any(|one| *one != Users::Readers) {
+    if scopes.iter().any(|one| *one != AccessScope::ManyReaders) {
         return Err(Status::invalid_argument(
             "volume_capabilities: MULTI_NODE_READER_ONLY is not supported together with another mode; write \
              accessModes [ReadOnlyMany] alone",

@@ -1,7 +1,7 @@
 //! Node memory for memory volumes, and disk space for their spill files: the room that a volume's node can
 //! still promise.
 //!
-//! A node promises the maximum that a volume may use (`most_memory_bytes`, `most_spill_bytes`). The daemon
+//! A node promises the maximum that a volume may use (`max_memory_bytes`, `max_spill_bytes`). The daemon
 //! enforces the same limits at each attach; here they keep the scheduler from choosing a node that would
 //! reject the volume.
 //!
@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 
 use holdfast_crds::{
     ByteSize, FieldError, MAX_SIZE_BYTES, MEMORY_NODE, MemoryCompression, MemorySpec, MemoryUse, SpillUse,
-    Volume, VolumeSpec, most_memory_bytes, most_spill_bytes,
+    Volume, VolumeSpec, max_memory_bytes, max_spill_bytes,
 };
 use kube::ResourceExt;
 use serde_json::json;
@@ -92,8 +92,8 @@ impl MemoryParameters {
     /// Returns the maximum that a volume of this size may use on its node.
     pub(super) fn most(self, size_bytes: u64) -> NodeRoom {
         NodeRoom {
-            memory_bytes: most_memory_bytes(size_bytes, self.limit_bytes(size_bytes)),
-            spill_bytes: most_spill_bytes(size_bytes, self.spill_bytes(size_bytes)),
+            memory_bytes: max_memory_bytes(size_bytes, self.limit_bytes(size_bytes)),
+            spill_bytes: max_spill_bytes(size_bytes, self.spill_bytes(size_bytes)),
         }
     }
 
@@ -123,7 +123,7 @@ impl NodeRoom {
     /// # Errors
     /// A field of the spec cannot be parsed.
     fn of(spec: &VolumeSpec) -> Result<Self, FieldError> {
-        Ok(Self { memory_bytes: spec.most_memory_bytes()?, spill_bytes: spec.most_spill_bytes()? })
+        Ok(Self { memory_bytes: spec.max_memory_bytes()?, spill_bytes: spec.max_spill_bytes()? })
     }
 
     /// Returns true if this room includes `wanted`.
@@ -206,9 +206,9 @@ fn left<'a>(memory: &MemoryUse, of_node: impl Iterator<Item = &'a Volume> + Clon
     let MemoryUse { limit_bytes, promised_bytes, used_bytes: _, spill } = memory;
     let memory = of_node
         .clone()
-        .map(|(volume, is_there)| (volume.spec.most_memory_bytes().unwrap_or_default(), is_there));
+        .map(|(volume, is_there)| (volume.spec.max_memory_bytes().unwrap_or_default(), is_there));
     let disk =
-        of_node.map(|(volume, is_there)| (volume.spec.most_spill_bytes().unwrap_or_default(), is_there));
+        of_node.map(|(volume, is_there)| (volume.spec.max_spill_bytes().unwrap_or_default(), is_there));
     let spill = spill.clone().unwrap_or_default();
     let SpillUse { limit_bytes: spill_limit_bytes, promised_bytes: spill_promised_bytes, used_bytes: _ } =
         spill;
@@ -443,7 +443,7 @@ mod tests {
     /// Regression: the scheduler chose a node whose memory was promised to volumes not attached yet.
     #[test]
     fn memory_is_left_that_no_volume_may_take() {
-        let most = volume(true).spec.most_memory_bytes().expect("a size");
+        let most = volume(true).spec.max_memory_bytes().expect("a size");
         let memory =
             |promised_bytes| MemoryUse { limit_bytes: 10 * GIB, promised_bytes, ..MemoryUse::default() };
         let left = |promised, of_node: &[Volume]| {

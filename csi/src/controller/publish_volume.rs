@@ -22,7 +22,7 @@ use super::readers;
 use super::reason::{condition_text, first_unmet, refused};
 use super::serving_node::serving_node;
 use super::volumes::{ClusterVolumes, missing};
-use crate::capability::{Capability, Users};
+use crate::capability::{AccessScope, Capability};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 use crate::topology;
@@ -57,16 +57,16 @@ pub(super) async fn answer(
     if node_id.is_empty() {
         return Err(Status::invalid_argument("node_id: is empty; name a node"));
     }
-    let Capability { access: _, users } = Capability::try_from(volume_capability)?;
-    if readonly && users != Users::Readers {
+    let Capability { access: _, scope } = Capability::try_from(volume_capability)?;
+    if readonly && scope != AccessScope::ManyReaders {
         return Err(Status::invalid_argument("readonly: is not supported; publish the volume for writing"));
     }
     let volume = volumes.existing(name).await?;
-    check_users(&volume, users)?;
+    check_scope(&volume, scope)?;
     refuse_deleted(&volume)?;
-    let served = match users {
-        Users::One | Users::Many => Some(volume.clone()),
-        Users::Readers => readers::find(volumes, &volume, &node_id).await?,
+    let served = match scope {
+        AccessScope::OnePath | AccessScope::OneNode => Some(volume.clone()),
+        AccessScope::ManyReaders => readers::find(volumes, &volume, &node_id).await?,
     };
     if let Some(served) = &served
         && continues(served, &node_id)
@@ -84,7 +84,7 @@ pub(super) async fn answer(
         check_transport(&volume, &node)?;
     }
     let volume = match served {
-        Some(served) if users != Users::Readers || is_provisioned(&served) => served,
+        Some(served) if scope != AccessScope::ManyReaders || is_provisioned(&served) => served,
         reader => {
             // The snapshot is retaken if a user deleted it: the volume has not changed.
             readers::prepare(snapshots, &volume, until).await?;
@@ -136,18 +136,20 @@ fn continues(volume: &Volume, node: &str) -> bool {
     volume.metadata.generation == Some(1) || volume.spec.desired_node() == Some(node)
 }
 
-/// Checks that a volume accepts these users.
+/// Checks that a volume may be used in this scope.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`: it was created for others.
-pub(super) fn check_users(volume: &Volume, users: Users) -> Result<(), Status> {
-    let message = match (users, readers::has_readers(volume)) {
-        (Users::Readers, true) | (Users::One | Users::Many, false) => return Ok(()),
-        (Users::Readers, false) => {
+pub(super) fn check_scope(volume: &Volume, scope: AccessScope) -> Result<(), Status> {
+    let message = match (scope, readers::has_readers(volume)) {
+        (AccessScope::ManyReaders, true) | (AccessScope::OnePath | AccessScope::OneNode, false) => {
+            return Ok(());
+        }
+        (AccessScope::ManyReaders, false) => {
             "volume_capability.access_mode: the volume was not created for readers of many nodes. Create a claim with \
              accessModes [ReadOnlyMany] and a dataSource"
         }
-        (Users::One | Users::Many, true) => {
+        (AccessScope::OnePath | AccessScope::OneNode, true) => {
             "volume_capability.access_mode: the volume was created for readers (ReadOnlyMany), and cannot be published for writing. Create a \
              claim with another access mode and the same dataSource"
         }
@@ -316,14 +318,14 @@ pub(super) mod tests {
         let plain = volume(None, None);
         let mut shared = plain.clone();
         readers::mark(&mut shared);
-        check_users(&plain, Users::Many).expect("ReadWriteOnce");
-        check_users(&shared, Users::Readers).expect("ReadOnlyMany");
-        for (volume, users, words) in [
-            (&shared, Users::Many, "created for readers (ReadOnlyMany)"),
-            (&shared, Users::One, "created for readers (ReadOnlyMany)"),
-            (&plain, Users::Readers, "accessModes [ReadOnlyMany] and a dataSource"),
+        check_scope(&plain, AccessScope::OneNode).expect("ReadWriteOnce");
+        check_scope(&shared, AccessScope::ManyReaders).expect("ReadOnlyMany");
+        for (volume, scope, words) in [
+            (&shared, AccessScope::OneNode, "created for readers (ReadOnlyMany)"),
+            (&shared, AccessScope::OnePath, "created for readers (ReadOnlyMany)"),
+            (&plain, AccessScope::ManyReaders, "accessModes [ReadOnlyMany] and a dataSource"),
         ] {
-            let refused = check_users(volume, users).expect_err(words);
+            let refused = check_scope(volume, scope).expect_err(words);
             assert_eq!(refused.code(), Code::InvalidArgument);
             assert!(refused.message().contains(words), "{}", refused.message());
         }

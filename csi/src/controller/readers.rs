@@ -103,7 +103,7 @@ pub(super) async fn create(
     if now.is_some_and(|now| now.metadata.deletion_timestamp.is_none()) {
         return Ok(made);
     }
-    end_one(volumes, made, until).await?;
+    delete_one(volumes, made, until).await?;
     Err(Status::failed_precondition(format!("volume_id: Volume {name} is being deleted")))
 }
 
@@ -121,7 +121,7 @@ pub(super) async fn with_snapshot(
         return Ok(reader);
     }
     let name = reader.name_any();
-    end_one(volumes, reader, until).await?;
+    delete_one(volumes, reader, until).await?;
     Err(Status::aborted(format!(
         "the snapshot of Volume {name} was deleted; a later attempt creates it again"
     )))
@@ -155,10 +155,10 @@ pub(super) async fn end(
     readers: Vec<Volume>,
     until: Instant,
 ) -> Result<(), Status> {
-    try_join_all(readers.into_iter().map(|reader| end_one(volumes, reader, until))).await.map(drop)
+    try_join_all(readers.into_iter().map(|reader| delete_one(volumes, reader, until))).await.map(drop)
 }
 
-async fn end_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Result<(), Status> {
+async fn delete_one(volumes: &ClusterVolumes, reader: Volume, until: Instant) -> Result<(), Status> {
     let name = reader.name_any();
     volumes.release(reader, "", until).await?;
     let Some(released) = volumes.get(&name).await? else { return Ok(()) };
@@ -204,7 +204,7 @@ fn reader(volume: &Volume, node: &str) -> Volume {
         ..volume.spec.clone()
     };
     let mut reader = Volume::new(&reader_name(&name, node), spec);
-    belong(&mut reader, volume);
+    mark_as_made_for(&mut reader, volume);
     reader.metadata.annotations =
         trace::current().map(|trace| BTreeMap::from([(TRACEPARENT.to_owned(), trace)]));
     reader
@@ -220,11 +220,11 @@ fn snapshot(volume: &Volume) -> VolumeSnapshot {
         deletion_policy: DeletionPolicy::Delete,
     };
     let mut snapshot = VolumeSnapshot::new(&snapshot_name(&name), spec);
-    belong(&mut snapshot, volume);
+    mark_as_made_for(&mut snapshot, volume);
     snapshot
 }
 
-fn belong(object: &mut impl ResourceExt, volume: &Volume) {
+fn mark_as_made_for(object: &mut impl ResourceExt, volume: &Volume) {
     object.labels_mut().insert(READERS_OF.to_owned(), volume.name_any());
     object.owner_references_mut().extend(volume.owner_ref(&()));
 }

@@ -6,7 +6,7 @@ use tonic::{Request, Status};
 
 use super::object_name::{is_object_name, volume_id};
 use super::parameters::{MutableSettings, Parameters};
-use super::publish_volume::check_users;
+use super::publish_volume::check_scope;
 use super::volumes::{ClusterVolumes, missing};
 use crate::capability::Capability;
 
@@ -31,11 +31,11 @@ pub(super) async fn answer(
     }
     let volume = volumes.existing(name).await?;
     for capability in &volume_capabilities {
-        let users = match Capability::try_from(Some(capability.clone())) {
-            Ok(Capability { access: _, users }) => users,
+        let scope = match Capability::try_from(Some(capability.clone())) {
+            Ok(Capability { access: _, scope }) => scope,
             Err(unsupported) => return Ok(refused(unsupported.to_string())),
         };
-        if let Err(status) = check_users(&volume, users) {
+        if let Err(status) = check_scope(&volume, scope) {
             return Ok(refused(status.message().to_owned()));
         }
     }

@@ -10,7 +10,7 @@ use super::daemon::check_touchable;
 use super::device_number::DeviceNumber;
 use super::mounts::Mount;
 use super::{NodeService, content, mounts, paths};
-use crate::capability::{Capability, FileSystem, Users};
+use crate::capability::{AccessScope, Capability, FileSystem};
 use crate::deadline;
 
 pub(super) async fn answer(
@@ -29,8 +29,8 @@ pub(super) async fn answer(
     let volume = paths::volume(volume_id)?;
     let mut asked_read_only = None;
     if volume_capability.is_some() {
-        let Capability { access, users } = Capability::try_from(volume_capability)?;
-        if users == Users::Readers {
+        let Capability { access, scope } = Capability::try_from(volume_capability)?;
+        if scope == AccessScope::ManyReaders {
             return Err(Status::failed_precondition(
                 "volume_capability.access_mode: the volume is read-only (ReadOnlyMany), so its file system does not grow",
             ));

@@ -10,7 +10,7 @@ use super::daemon::ServedDevice;
 use super::mounts::{self, Mount, after_mount};
 use super::tool::{CommandLine, Tools};
 use super::{NodeService, NodeServiceState, paths};
-use crate::capability::{Capability, Users, VolumeAccess};
+use crate::capability::{AccessScope, Capability, VolumeAccess};
 use crate::deadline;
 use crate::publish_context;
 
@@ -26,7 +26,7 @@ struct PathToPublish {
     /// Path at which the file system is staged; `None` for a raw device.
     staged: Option<PathBuf>,
     target: PathBuf,
-    users: Users,
+    scope: AccessScope,
     is_read_only: bool,
 }
 
@@ -58,10 +58,10 @@ pub(super) async fn answer(
     } = request.into_inner();
     let volume = paths::volume(volume_id)?;
     let target = paths::absolute("target_path", target_path)?;
-    let Capability { access, users } = Capability::try_from(volume_capability)?;
+    let Capability { access, scope } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
-    let is_read_only = readonly || users == Users::Readers;
+    let is_read_only = readonly || scope == AccessScope::ManyReaders;
     let staged = match access {
         VolumeAccess::Block => None,
         VolumeAccess::Mount { .. } => Some(paths::absolute("staging_target_path", staging_target_path)?),
@@ -70,7 +70,7 @@ pub(super) async fn answer(
     let name = volume.clone();
     let publish = async move {
         let device = inner.daemon.served(&context, until).await?;
-        let wanted = PathToPublish { volume: name, device, staged, target, users, is_read_only };
+        let wanted = PathToPublish { volume: name, device, staged, target, scope, is_read_only };
         inner.publish(&wanted).await
     };
     node.0.operations.run(&volume, until, publish).await?;
@@ -103,7 +103,7 @@ impl NodeServiceState {
 /// device. The kernel keeps the flag with the disk. The next ublk disk with its number starts without it; the
 /// node daemon clears it for a loop device.
 fn write_protection(wanted: &PathToPublish) -> Option<CommandLine> {
-    let is_for_readers = wanted.staged.is_none() && wanted.users == Users::Readers;
+    let is_for_readers = wanted.staged.is_none() && wanted.scope == AccessScope::ManyReaders;
     is_for_readers.then(|| CommandLine::new(["blockdev", "--setro"]).and(&wanted.device.path))
 }
 
@@ -180,7 +180,7 @@ fn only_user<'a>(
         let is_staged = wanted.staged.as_ref() == Some(&mount.point);
         !is_staged && published.is_none_or(|published| mount.point.starts_with(published))
     };
-    match of_volume.find(is_other).filter(|_| wanted.users == Users::One) {
+    match of_volume.find(is_other).filter(|_| wanted.scope == AccessScope::OnePath) {
         None => Ok(()),
         Some(other) => Err(Status::failed_precondition(format!(
             "target_path: the volume is for one pod at a time, and is published at {}",
@@ -219,13 +219,13 @@ mod tests {
     const SUB_PATH: &str = "38 35 259:3 /sub /pods/a/subpath rw - ext4 /dev/ublkb0 rw";
     const RAW: &str = "39 35 0:5 /ublkb0 /pods/a rw - devtmpfs udev rw";
 
-    fn wanted(target: &str, users: Users) -> PathToPublish {
+    fn wanted(target: &str, scope: AccessScope) -> PathToPublish {
         PathToPublish {
             volume: "v".to_owned(),
             device: device("/dev/ublkb0", 3),
             staged: Some("/staged".into()),
             target: target.into(),
-            users,
+            scope,
             is_read_only: false,
         }
     }
@@ -236,26 +236,26 @@ mod tests {
 
     #[test]
     fn a_staged_volume_is_bound_once() {
-        let many = wanted("/pods/a", Users::Many);
+        let many = wanted("/pods/a", AccessScope::OneNode);
         assert_eq!(code(&many, &[]), Err(Code::FailedPrecondition));
         assert_eq!(code(&many, &[STAGED]), Ok(MountStep::Bind));
         assert_eq!(code(&many, &[STAGED, FIRST]), Ok(MountStep::Done));
         assert_eq!(code(&many, &[STAGED, FIRST_READ_ONLY]), Err(Code::AlreadyExists));
         assert_eq!(code(&many, &[STAGED, &FIRST.replace("259:3", "259:9")]), Err(Code::AlreadyExists));
-        let reader = PathToPublish { is_read_only: true, ..wanted("/pods/a", Users::Many) };
+        let reader = PathToPublish { is_read_only: true, ..wanted("/pods/a", AccessScope::OneNode) };
         assert_eq!(code(&reader, &[STAGED, FIRST]), Ok(MountStep::MakeReadOnly));
         assert_eq!(code(&reader, &[STAGED, FIRST_READ_ONLY]), Ok(MountStep::Done));
     }
 
     #[test]
     fn only_a_raw_device_of_readers_is_write_protected() {
-        let raw = PathToPublish { staged: None, ..wanted("/pods/a", Users::Readers) };
+        let raw = PathToPublish { staged: None, ..wanted("/pods/a", AccessScope::ManyReaders) };
         let line = write_protection(&raw).expect("a command");
         assert_eq!(line.text(), "blockdev --setro /dev/ublkb0");
         for writable in [
-            wanted("/pods/a", Users::Readers),
-            PathToPublish { staged: None, ..wanted("/pods/a", Users::Many) },
-            PathToPublish { staged: None, is_read_only: true, ..wanted("/pods/a", Users::One) },
+            wanted("/pods/a", AccessScope::ManyReaders),
+            PathToPublish { staged: None, ..wanted("/pods/a", AccessScope::OneNode) },
+            PathToPublish { staged: None, is_read_only: true, ..wanted("/pods/a", AccessScope::OnePath) },
         ] {
             assert_eq!(write_protection(&writable), None, "{writable:?}");
         }
@@ -278,21 +278,21 @@ mod tests {
 
     #[test]
     fn a_volume_for_one_pod_has_one_path() {
-        let first = wanted("/pods/a", Users::One);
+        let first = wanted("/pods/a", AccessScope::OnePath);
         assert_eq!(code(&first, &[STAGED]), Ok(MountStep::Bind));
         assert_eq!(code(&first, &[STAGED, FIRST, SUB_PATH]), Ok(MountStep::Done));
-        let second = wanted("/pods/b", Users::One);
+        let second = wanted("/pods/b", AccessScope::OnePath);
         assert_eq!(code(&second, &[STAGED, FIRST]), Err(Code::FailedPrecondition));
-        assert_eq!(code(&wanted("/pods/b", Users::Many), &[STAGED, FIRST]), Ok(MountStep::Bind));
+        assert_eq!(code(&wanted("/pods/b", AccessScope::OneNode), &[STAGED, FIRST]), Ok(MountStep::Bind));
     }
 
     #[test]
     fn a_raw_device_is_bound_as_its_node() {
-        let raw = PathToPublish { staged: None, ..wanted("/pods/a", Users::One) };
+        let raw = PathToPublish { staged: None, ..wanted("/pods/a", AccessScope::OnePath) };
         assert_eq!(code(&raw, &[]), Ok(MountStep::Bind));
         assert_eq!(code(&raw, &[RAW]), Ok(MountStep::Done));
         assert_eq!(code(&raw, &[FIRST]), Err(Code::AlreadyExists));
-        let second = PathToPublish { staged: None, ..wanted("/pods/b", Users::One) };
+        let second = PathToPublish { staged: None, ..wanted("/pods/b", AccessScope::OnePath) };
         assert_eq!(code(&second, &[RAW]), Err(Code::FailedPrecondition));
     }
 
@@ -305,7 +305,7 @@ mod tests {
         };
         let bound = |path: &str| RAW.replace("/pods/a", path);
         let [target, of_kubelet] = ["publish/pvc-1", "pvc-1/dev"].map(|place| of("a", place));
-        let raw = |target: &str| PathToPublish { staged: None, ..wanted(target, Users::One) };
+        let raw = |target: &str| PathToPublish { staged: None, ..wanted(target, AccessScope::OnePath) };
         let mounts = [&target, &of_kubelet].map(|path| bound(path));
         let mounts = mounts.each_ref().map(String::as_str);
         assert_eq!(code(&raw(&target), &mounts), Ok(MountStep::Done));
@@ -321,7 +321,7 @@ mod tests {
     #[test]
     fn the_mount_of_a_pod_inherits_the_option_ro() {
         let staged = STAGED.replace(" rw shared", " ro shared");
-        let pod = wanted("/pods/a", Users::Many);
+        let pod = wanted("/pods/a", AccessScope::OneNode);
         assert_eq!(code(&pod, &[&staged]), Ok(MountStep::Bind));
         assert_eq!(code(&pod, &[&staged, FIRST_READ_ONLY]), Ok(MountStep::Done));
         assert_eq!(

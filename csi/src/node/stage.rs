@@ -21,7 +21,7 @@ use super::content::{self, DeviceContent, DeviceFacts, Preparation};
 use super::daemon::ServedDevice;
 use super::tool::{CommandLine, Tools};
 use super::{NodeService, NodeServiceState, mounts, paths};
-use crate::capability::{Capability, FileSystem, Users, VolumeAccess};
+use crate::capability::{AccessScope, Capability, FileSystem, VolumeAccess};
 use crate::deadline;
 use crate::publish_context::{self, PublishContext};
 
@@ -35,7 +35,7 @@ struct FileSystemToMount {
     context: PublishContext,
     file_system: FileSystem,
     options: Vec<String>,
-    users: Users,
+    scope: AccessScope,
     /// True for readers, and if the options ask for it.
     is_read_only: bool,
     point: PathBuf,
@@ -57,10 +57,10 @@ pub(super) async fn answer(
     } = request.into_inner();
     let volume = paths::volume(volume_id)?;
     let point = paths::absolute("staging_target_path", staging_target_path)?;
-    let Capability { access, users } = Capability::try_from(volume_capability)?;
+    let Capability { access, scope } = Capability::try_from(volume_capability)?;
     let context = publish_context::read(&publish_context)?;
     context.continue_trace();
-    let is_read_only = users == Users::Readers || access.is_read_only();
+    let is_read_only = scope == AccessScope::ManyReaders || access.is_read_only();
     match access {
         // A raw device needs no preparation: it exists, or it does not.
         VolumeAccess::Block => drop(node.0.daemon.served(&context, until).await?),
@@ -70,7 +70,7 @@ pub(super) async fn answer(
                 context,
                 file_system,
                 options,
-                users,
+                scope,
                 is_read_only,
                 point,
                 until,
@@ -87,7 +87,7 @@ impl FileSystemToMount {
     fn mount_options(&self) -> Vec<&str> {
         let options = self.options.iter().map(String::as_str);
         let options = options.chain((self.file_system == FileSystem::Xfs).then_some("nouuid"));
-        options.chain((self.users == Users::Readers).then_some("ro")).collect()
+        options.chain((self.scope == AccessScope::ManyReaders).then_some("ro")).collect()
     }
 }
 
@@ -131,7 +131,7 @@ impl NodeServiceState {
         mut device: ServedDevice,
     ) -> Result<(ServedDevice, DeviceFacts), Status> {
         let content = content::look(&self.tools, &wanted.volume, &device.path).await?;
-        let is_read_only = wanted.users == Users::Readers;
+        let is_read_only = wanted.scope == AccessScope::ManyReaders;
         if content == DeviceContent::Nothing && device.holds_data != Some(true) && !is_read_only {
             // The figures of a volume are published four times a second, and not directly after an attach:
             // the last writes may be missing.
@@ -267,7 +267,7 @@ mod tests {
             context: PublishContext { volume_id: "id".to_owned(), epoch: 1, trace: None },
             file_system,
             options: options.iter().map(|option| (*option).to_owned()).collect(),
-            users: Users::Many,
+            scope: AccessScope::OneNode,
             is_read_only: false,
             point: PathBuf::from("/mnt"),
             until: Instant::now(),
@@ -278,7 +278,8 @@ mod tests {
     fn a_clone_of_an_xfs_is_mounted_beside_it() {
         assert_eq!(wanted(FileSystem::Xfs, &["noatime"]).mount_options(), ["noatime", "nouuid"]);
         assert_eq!(wanted(FileSystem::Ext4, &[]).mount_options(), [""; 0]);
-        let reader = FileSystemToMount { users: Users::Readers, ..wanted(FileSystem::Xfs, &["rw"]) };
+        let reader =
+            FileSystemToMount { scope: AccessScope::ManyReaders, ..wanted(FileSystem::Xfs, &["rw"]) };
         assert_eq!(reader.mount_options(), ["rw", "nouuid", "ro"], "the last one counts");
     }
 

@@ -5,16 +5,16 @@ use holdfast_types::{SECTOR_BYTES, Sector, SectorRange};
 use tonic::Status;
 
 /// Maximum ranges per message: about 50 KB.
-const MOST: usize = 4096;
+const MAX_RESULTS: usize = 4096;
 
 /// Limits given in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct RangeRequest {
     starting_offset: u64,
-    most: usize,
+    max_results: usize,
 }
 
-impl Asked {
+impl RangeRequest {
     /// Parses the fields of a request.
     ///
     /// # Errors
@@ -23,11 +23,11 @@ impl Asked {
         let negative = |field: &str, value: i64| {
             Status::invalid_argument(format!("{field}: {value} is negative; write 0 for the default"))
         };
-        let most = usize::try_from(max_results)
+        let max_results = usize::try_from(max_results)
             .map_err(|_negative| negative("max_results", i64::from(max_results)))?;
         let starting_offset = u64::try_from(starting_offset)
             .map_err(|_negative| negative("starting_offset", starting_offset))?;
-        Ok(Self { starting_offset, most })
+        Ok(Self { starting_offset, max_results })
     }
 
     /// Returns the sector of the first requested byte, in a snapshot of this many sectors.
@@ -46,8 +46,8 @@ impl Asked {
     }
 
     /// Returns the maximum number of ranges per message.
-    pub(super) fn most(self) -> usize {
-        if self.most == 0 { MOST } else { self.most.min(MOST) }
+    pub(super) fn max_results(self) -> usize {
+        if self.max_results == 0 { MAX_RESULTS } else { self.max_results.min(MAX_RESULTS) }
     }
 }
 
@@ -55,16 +55,16 @@ impl Asked {
 #[derive(Debug)]
 pub(super) struct Ranges {
     first: Sector,
-    most: usize,
+    max_results: usize,
     ready: Vec<BlockMetadata>,
     /// The last range, which may still grow.
     last: Option<SectorRange>,
 }
 
 impl Ranges {
-    /// Starts at a sector, with at most `most` ranges per message.
-    pub(super) fn new(first: Sector, most: usize) -> Self {
-        Self { first, most, ready: Vec::new(), last: None }
+    /// Starts at a sector, with at most `max_results` ranges per message.
+    pub(super) fn new(first: Sector, max_results: usize) -> Self {
+        Self { first, max_results, ready: Vec::new(), last: None }
     }
 
     /// Adds a range that lies after all others, or touches the last. Returns a message once it is full.
@@ -79,7 +79,7 @@ impl Ranges {
             last => {
                 let before = last.replace(range)?;
                 self.ready.push(bytes(before));
-                (self.ready.len() == self.most).then(|| std::mem::take(&mut self.ready))
+                (self.ready.len() == self.max_results).then(|| std::mem::take(&mut self.ready))
             }
         }
     }
@@ -101,8 +101,8 @@ mod tests {
     use super::*;
 
     /// Returns the messages for these ranges, in sectors.
-    fn messages(first: u64, most: usize, ranges: &[(u64, u64)]) -> Vec<Vec<(u64, u64)>> {
-        let mut told = Ranges::new(Sector(first), most);
+    fn messages(first: u64, max_results: usize, ranges: &[(u64, u64)]) -> Vec<Vec<(u64, u64)>> {
+        let mut told = Ranges::new(Sector(first), max_results);
         let mut messages: Vec<_> =
             ranges.iter().filter_map(|(start, count)| told.push(SectorRange::new(*start, *count))).collect();
         messages.extend(told.end(messages.is_empty()));
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn bad_limits_name_their_field() {
         let said = |starting_offset, max_results| {
-            Asked::new(starting_offset, max_results)
+            RangeRequest::new(starting_offset, max_results)
                 .and_then(|asked| asked.first_sector(10))
                 .map_err(|status| format!("{:?}: {}", status.code(), status.message()))
         };
@@ -146,7 +146,7 @@ mod tests {
         assert!(said(40_961, 0).is_err_and(|it| it.starts_with("OutOfRange: starting_offset: 40961 ")));
         assert_eq!(said(40_960, 0), Ok(Sector(10)), "what follows the last range of a whole answer");
         assert_eq!(said(4097, 0), Ok(Sector(1)));
-        assert_eq!(Asked::new(0, 7).map(Asked::most).ok(), Some(7));
-        assert_eq!(Asked::new(0, 1 << 30).map(Asked::most).ok(), Some(MOST));
+        assert_eq!(RangeRequest::new(0, 7).map(RangeRequest::max_results).ok(), Some(7));
+        assert_eq!(RangeRequest::new(0, 1 << 30).map(RangeRequest::max_results).ok(), Some(MAX_RESULTS));
     }
 }

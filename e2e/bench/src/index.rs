@@ -143,7 +143,7 @@ fn counts(world: &World) -> Result<Vec<Figure>> {
         let of = |size: &str| commit[size][key].as_f64().with_context(|| format!("no {key} in {commit}"));
         Ok([of("10gib")?, of("1tib")?])
     };
-    let ([small_turn, large_turn], [small, large]) = (pair("most_steps")?, pair("all_ns")?);
+    let ([small_turn, large_turn], [small, large]) = (pair("max_steps")?, pair("all_ns")?);
     Ok(vec![
         figure(
             "sweep_second_pass_vs_1",

@@ -23,7 +23,9 @@ use std::error::Error;
 use std::time::Duration;
 
 use futures::future::join;
-use holdfast_engine::attach::{AttachPlan, AttachRefused, Claim, Foreign, LocalData, plan_attach, worth};
+use holdfast_engine::attach::{
+    AttachPlan, AttachRefused, Claim, ForeignReason, LocalData, assess_local, plan_attach,
+};
 use holdfast_engine::durable_map::{FoundMap, Header, PageSummary};
 use holdfast_engine::sector_map::Restore;
 use holdfast_format::crash_point::{CrashPoint, reach};
@@ -72,7 +74,7 @@ pub struct Preserved {
     /// Epoch of its writer.
     pub epoch: Epoch,
     /// Reason why it is not the volume's newest data.
-    pub why: Foreign,
+    pub why: ForeignReason,
 }
 
 /// Reason why an attach failed. It lost no data, and may be retried.
@@ -94,8 +96,8 @@ pub enum AttachError<L: Error + 'static> {
 
 /// Returns true if local data that is not the volume's newest must be preserved. A log reset by a restore of
 /// the bucket lacks clean data, too.
-pub fn is_kept(map: &FoundMap, why: Foreign) -> bool {
-    map.pages.holds_dirty() || (why == Foreign::LogRolledBack && !map.pages.is_empty())
+pub fn is_kept(map: &FoundMap, why: ForeignReason) -> bool {
+    map.pages.holds_dirty() || (why == ForeignReason::LogRolledBack && !map.pages.is_empty())
 }
 
 /// Reads the log and the local map (step 1).
@@ -110,7 +112,7 @@ async fn read_state<L: LocalState>(
         manifest = read_manifest_to_end(objects, volume).await?;
     }
     let on_disk = local.read_map().await.map_err(AttachError::Local)?;
-    if worth(&manifest, on_disk.as_ref()) == LocalData::Foreign(Foreign::LogRolledBack) {
+    if assess_local(&manifest, on_disk.as_ref()) == LocalData::Foreign(ForeignReason::LogRolledBack) {
         manifest = read_manifest_to_end(objects, volume).await?;
     }
     Ok((manifest, on_disk))

@@ -121,7 +121,7 @@ impl KnownBlocks {
         let chunk = known.block.chunk();
         changes
             .range(forgotten..)
-            .any(|change| change.runs[..change.added].iter().any(|run| run.fence().may_hold(chunk)))
+            .any(|change| change.runs[..change.added].iter().any(|run| run.chunk_ranges().may_hold(chunk)))
     }
 
     /// Records a block that was found with `runs`. No effect if the list has changed since.

@@ -39,7 +39,10 @@ impl Recorder {
 }
 
 /// Returns the conditions of `after` that are new, or whose status or reason changed.
-pub fn turned<'a>(before: &'a [Condition], after: &'a [Condition]) -> impl Iterator<Item = &'a Condition> {
+pub fn changed_conditions<'a>(
+    before: &'a [Condition],
+    after: &'a [Condition],
+) -> impl Iterator<Item = &'a Condition> {
     after.iter().filter(|new| {
         find_condition(before, &new.type_)
             .is_none_or(|old| old.status != new.status || old.reason != new.reason)

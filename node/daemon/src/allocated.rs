@@ -45,7 +45,7 @@ unsafe impl GlobalAlloc for Counted {
 }
 
 /// Returns the peak of bytes that `work` allocated on this thread, above the level before the call.
-pub(crate) fn most_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
+pub(crate) fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, u64) {
     let before = ALLOCATED.get();
     MOST.set(before);
     let done = work();

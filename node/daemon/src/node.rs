@@ -66,7 +66,7 @@ pub(crate) use run_blocking::run_blocking;
 pub(crate) use settings::{LimitChange, SettingsChange, VolumeSettings};
 pub(crate) use store::cold_reads::ReadAheadFigures;
 pub(crate) use store::sweep::SweepRequest;
-pub(crate) use store::watched::{StoreHealth, StoreUnreachable};
+pub(crate) use store::watched::{StoreHealth, StoreOutage};
 pub(crate) use volume::attach_steps::AttachTimes;
 #[cfg(test)]
 pub(crate) use volume::attach_steps::TimedStep;

@@ -62,12 +62,12 @@ pub enum LocalData {
         trust_clean: bool,
     },
     /// Not the volume's newest data: dirty data must be preserved and never uploaded.
-    Foreign(Foreign),
+    Foreign(ForeignReason),
 }
 
 /// Reason why local data is not the volume's newest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Foreign {
+pub enum ForeignReason {
     /// It belongs to another volume of the same name, in another store or created later.
     OtherVolume,
     /// Another writer has attached the volume since.
@@ -85,15 +85,16 @@ pub enum Missing {
     /// No local files exist.
     Absent,
     /// They are not that writer's data.
-    Differs(Foreign),
+    Differs(ForeignReason),
 }
 
 impl Missing {
     /// Returns the instructions for getting that writer's data.
     fn remedy(self) -> &'static str {
         match self {
-            Self::Differs(Foreign::LogRolledBack) => "Restore the bucket's newest state",
-            Self::Absent | Self::Differs(Foreign::OtherVolume | Foreign::Superseded | Foreign::Older) => {
+            Self::Differs(ForeignReason::LogRolledBack) => "Restore the bucket's newest state",
+            Self::Absent
+            | Self::Differs(ForeignReason::OtherVolume | ForeignReason::Superseded | ForeignReason::Older) => {
                 "Mount or restore the state directory"
             }
         }
@@ -104,10 +105,10 @@ impl fmt::Display for Missing {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Absent => "is missing",
-            Self::Differs(Foreign::OtherVolume) => "belongs to another volume of this name",
-            Self::Differs(Foreign::Superseded) => "was written before that attach",
-            Self::Differs(Foreign::Older) => "is older than the last commit",
-            Self::Differs(Foreign::LogRolledBack) => {
+            Self::Differs(ForeignReason::OtherVolume) => "belongs to another volume of this name",
+            Self::Differs(ForeignReason::Superseded) => "was written before that attach",
+            Self::Differs(ForeignReason::Older) => "is older than the last commit",
+            Self::Differs(ForeignReason::LogRolledBack) => {
                 "is newer than the log, which was rolled back to an earlier state or lost records"
             }
         })
@@ -199,22 +200,22 @@ pub enum AttachRefused {
     TooLarge(u64),
 }
 
-/// Compares the local files with the volume's log as of `manifest`. [`Foreign::LogRolledBack`] may also mean
-/// that `manifest` is not the log's end.
-pub fn worth(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
+/// Compares the local files with the volume's log as of `manifest`. [`ForeignReason::LogRolledBack`] may also
+/// mean that `manifest` is not the log's end.
+pub fn assess_local(manifest: &Manifest, found: Option<&FoundMap>) -> LocalData {
     let Some(map) = found else { return LocalData::Absent };
     let header = &map.header;
     let is_other = header.volume != *manifest.volume()
         || (safeguard(RejectOtherStore) && header.identity != manifest.identity());
     let is_lost = !manifest.has_attach(header.epoch, header.writer) || map.known_seq() > manifest.seq();
     if is_other {
-        LocalData::Foreign(Foreign::OtherVolume)
+        LocalData::Foreign(ForeignReason::OtherVolume)
     } else if is_lost && safeguard(RejectLostRecords) {
-        LocalData::Foreign(Foreign::LogRolledBack)
+        LocalData::Foreign(ForeignReason::LogRolledBack)
     } else if !manifest.is_ours_since(header.epoch, &header.nonces) {
-        LocalData::Foreign(Foreign::Superseded)
+        LocalData::Foreign(ForeignReason::Superseded)
     } else if manifest.is_beyond(&header.nonces, header.synced_generation) && safeguard(RejectOlderState) {
-        LocalData::Foreign(Foreign::Older)
+        LocalData::Foreign(ForeignReason::Older)
     } else {
         // A control record may follow the detach; local clean data still matches the store then.
         let was_closed = header.closed_clean && header.seq >= manifest.data_seq();
@@ -242,7 +243,7 @@ fn displace(
             return Ok(None);
         }
         LocalData::Absent => Missing::Absent,
-        LocalData::Ours { .. } => Missing::Differs(Foreign::Superseded),
+        LocalData::Ours { .. } => Missing::Differs(ForeignReason::Superseded),
         LocalData::Foreign(why) => Missing::Differs(why),
     };
     let is_named = match claim.replaces {
@@ -276,7 +277,7 @@ pub fn plan_attach(
     if !manifest.exists() {
         return Err(AttachRefused::NotFound(volume.clone()));
     }
-    let local = worth(manifest, found);
+    let local = assess_local(manifest, found);
     let found = found.map(|map| &map.header);
     let displaced = displace(manifest, found, local, claim)?;
     let from = manifest.sectors();
@@ -333,8 +334,8 @@ mod tests {
 
     use super::*;
     use crate::durable_map::{FoundPage, FoundPart, PageSummary};
+    use holdfast_format::chunk_ranges::ChunkRanges;
     use holdfast_format::chunk_set::ChunkSet;
-    use holdfast_format::fence::Fence;
     use holdfast_format::snapshot::SnapshotChange;
 
     const MINE: Nonce = Nonce([1; 16]);
@@ -394,7 +395,7 @@ mod tests {
             index_offset: 0,
             index_bytes: 1,
             sectors: 5,
-            chunks: Fence::default(),
+            chunks: ChunkRanges::default(),
         };
         (
             epoch,
@@ -453,7 +454,7 @@ mod tests {
         assert_eq!(lost(None), Missing::Absent);
         // The intent of an attach that never reached the log is not that writer's data.
         let intent = plan_attach(&log(&[create()]), None, &claim(Nonce([9; 16]))).unwrap().header;
-        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Differs(Foreign::Superseded));
+        assert_eq!(lost(Some(&on_disk(&intent))), Missing::Differs(ForeignReason::Superseded));
         assert_eq!(acquired(&held, None, MINE).0, LocalData::Absent);
         // A stale epoch in the grant does not change the error.
         assert!(matches!(refused(&held, None, Some(7)), Some(AttachRefused::LocalStateMissing { .. })));
@@ -484,7 +485,7 @@ mod tests {
         let (_, header) = acquired(&log(&released), None, MINE);
         let served = [&released[..], &[attach(2, MINE), commit(2, MINE, 0), commit(2, MINE, 0)]].concat();
         let header = Header { seq: Seq(6), ..header };
-        assert!(matches!(worth(&log(&served), Some(&on_disk(&header))), LocalData::Ours { .. }));
+        assert!(matches!(assess_local(&log(&served), Some(&on_disk(&header))), LocalData::Ours { .. }));
         let longer = |records: &[(u64, Nonce, Body)]| log(&[&released[..], records].concat());
         let commits = vec![commit(2, THEIRS, 0); 5];
         for rolled_back in [
@@ -501,8 +502,8 @@ mod tests {
                 .concat(),
             ),
         ] {
-            let went_back = LocalData::Foreign(Foreign::LogRolledBack);
-            assert_eq!(worth(&rolled_back, Some(&on_disk(&header))), went_back);
+            let went_back = LocalData::Foreign(ForeignReason::LogRolledBack);
+            assert_eq!(assess_local(&rolled_back, Some(&on_disk(&header))), went_back);
             let named = rolled_back.attached().map(|writer| writer.epoch);
             let plan = plan_attach(
                 &rolled_back,
@@ -520,7 +521,7 @@ mod tests {
             let (epoch, nonce, body) = commit(after.epoch.0, record.nonce, 0);
             let seq = log.seq().next();
             log.apply(&Record { seq, epoch: Epoch(epoch), nonce, body, ..record }).unwrap();
-            assert!(matches!(worth(&log, Some(&on_disk(&after))), LocalData::Ours { .. }));
+            assert!(matches!(assess_local(&log, Some(&on_disk(&after))), LocalData::Ours { .. }));
         }
         let refused = refused(&log(&served[..5]), Some(&on_disk(&header)), None).unwrap();
         let message = refused.to_string();
@@ -567,20 +568,20 @@ mod tests {
         let (_, header) = acquired(&log(&[create()]), None, MINE);
         let header = Header { synced_generation: 5, ..header };
         let at = |generation| log(&[create(), attach(1, MINE), commit(1, MINE, generation)]);
-        assert_eq!(worth(&at(5), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
-        assert_eq!(worth(&at(6), Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
+        assert_eq!(assess_local(&at(5), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
+        assert_eq!(assess_local(&at(6), Some(&on_disk(&header))), LocalData::Foreign(ForeignReason::Older));
         // A commit without a generation, from a disk whose sync failed, hides none before it.
         let then = log(&[create(), attach(1, MINE), commit(1, MINE, 6), commit(1, MINE, 0)]);
-        assert_eq!(worth(&then, Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
+        assert_eq!(assess_local(&then, Some(&on_disk(&header))), LocalData::Foreign(ForeignReason::Older));
         let read = Manifest::decode_checkpoint(&then.encode_checkpoint()).unwrap();
-        assert_eq!(worth(&read, Some(&on_disk(&header))), LocalData::Foreign(Foreign::Older));
+        assert_eq!(assess_local(&read, Some(&on_disk(&header))), LocalData::Foreign(ForeignReason::Older));
         // Earlier commits of other writers have other generations.
         let before = log(&[create(), attach(1, THEIRS), commit(1, THEIRS, 90), attach(2, MINE)]);
         let fresh = Header { epoch: Epoch(2), synced_generation: 0, ..header.clone() };
-        assert_eq!(worth(&before, Some(&on_disk(&fresh))), LocalData::Ours { trust_clean: false });
+        assert_eq!(assess_local(&before, Some(&on_disk(&fresh))), LocalData::Ours { trust_clean: false });
         assert!(matches!(
             refused(&at(6), Some(&on_disk(&header)), None),
-            Some(AttachRefused::LocalStateMissing { missing: Missing::Differs(Foreign::Older), .. })
+            Some(AttachRefused::LocalStateMissing { missing: Missing::Differs(ForeignReason::Older), .. })
         ));
     }
 
@@ -591,10 +592,16 @@ mod tests {
         let detached = [create(), attach(1, MINE), (1, MINE, Body::Detach { root: None })];
         let (_, mut header) = acquired(&log(&[create()]), None, MINE);
         (header.closed_clean, header.seq) = (true, Seq(3));
-        assert_eq!(worth(&log(&detached), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
+        assert_eq!(
+            assess_local(&log(&detached), Some(&on_disk(&header))),
+            LocalData::Ours { trust_clean: true }
+        );
         let mut other = detached.clone();
         other[0].1 = Nonce([8; 16]);
-        assert_eq!(worth(&log(&other), Some(&on_disk(&header))), LocalData::Foreign(Foreign::OtherVolume));
+        assert_eq!(
+            assess_local(&log(&other), Some(&on_disk(&header))),
+            LocalData::Foreign(ForeignReason::OtherVolume)
+        );
     }
 
     #[test]
@@ -608,7 +615,10 @@ mod tests {
         // The intent to attach as epoch 2 was stored, but another writer became epoch 2.
         let intent = plan_attach(&after, Some(&on_disk(&header)), &claim(Nonce([9; 16]))).unwrap().header;
         let lost = log(&[create(), attach(1, MINE), attach(2, THEIRS)]);
-        assert_eq!(acquired(&lost, Some(&on_disk(&intent)), MINE).0, LocalData::Foreign(Foreign::Superseded));
+        assert_eq!(
+            acquired(&lost, Some(&on_disk(&intent)), MINE).0,
+            LocalData::Foreign(ForeignReason::Superseded)
+        );
     }
 
     /// Regression: the header dropped the nonce of the one successful attach at the 64th failed one.
@@ -648,7 +658,7 @@ mod tests {
             [&detached[..], &[attach(2, THEIRS), (2, THEIRS, Body::Detach { root: None })]].concat();
         assert_eq!(
             acquired(&log(&elsewhere), Some(&on_disk(&header)), MINE).0,
-            LocalData::Foreign(Foreign::Superseded)
+            LocalData::Foreign(ForeignReason::Superseded)
         );
     }
 
@@ -661,10 +671,13 @@ mod tests {
         let page = FoundPage { page: 0, slot: Some(0), generation: 2, seq: Seq(3), nibbles };
         let mut map = on_disk(&header);
         map.pages.add(&FoundPart::Page(page));
-        assert_eq!(worth(&log(&committed), Some(&map)), LocalData::Ours { trust_clean: false });
+        assert_eq!(assess_local(&log(&committed), Some(&map)), LocalData::Ours { trust_clean: false });
         let rolled_back = log(&committed[..2]);
-        assert_eq!(worth(&rolled_back, Some(&map)), LocalData::Foreign(Foreign::LogRolledBack));
-        assert_eq!(worth(&rolled_back, Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
+        assert_eq!(assess_local(&rolled_back, Some(&map)), LocalData::Foreign(ForeignReason::LogRolledBack));
+        assert_eq!(
+            assess_local(&rolled_back, Some(&on_disk(&header))),
+            LocalData::Ours { trust_clean: false }
+        );
     }
 
     /// Regression: a control-plane record in a detached log invalidated all clean data of the node,
@@ -675,14 +688,23 @@ mod tests {
         (header.closed_clean, header.seq) = (true, Seq(4));
         let used = [create(), attach(1, MINE), commit(1, MINE, 0), (1, MINE, Body::Detach { root: None })];
         let again = [&used[..], &[attach(2, MINE), (2, MINE, Body::Detach { root: None })]].concat();
-        assert_eq!(worth(&log(&again), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
+        assert_eq!(
+            assess_local(&log(&again), Some(&on_disk(&header))),
+            LocalData::Ours { trust_clean: true }
+        );
         let taken = SnapshotChange { taken: Some(SnapshotUid([1; 16])), dropped: vec![] };
         let snapshot = [&used[..], &[(0, THEIRS, Body::of_snapshots(taken))]].concat();
-        assert_eq!(worth(&log(&snapshot), Some(&on_disk(&header))), LocalData::Ours { trust_clean: true });
+        assert_eq!(
+            assess_local(&log(&snapshot), Some(&on_disk(&header))),
+            LocalData::Ours { trust_clean: true }
+        );
         let changed =
             [&used[..], &[attach(2, MINE), commit(2, MINE, 0), (2, MINE, Body::Detach { root: None })]]
                 .concat();
-        assert_eq!(worth(&log(&changed), Some(&on_disk(&header))), LocalData::Ours { trust_clean: false });
+        assert_eq!(
+            assess_local(&log(&changed), Some(&on_disk(&header))),
+            LocalData::Ours { trust_clean: false }
+        );
     }
 
     #[test]

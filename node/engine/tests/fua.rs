@@ -7,7 +7,7 @@ use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, RuntimeSettings, Setup};
 use holdfast_engine::volume::Volume;
-use holdfast_format::fence::Fence;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
@@ -108,7 +108,7 @@ impl Bench {
             Action::NextTurn => Event::NextTurn,
             Action::Upload { place, .. } => {
                 let id = SegmentId::new(place, 1, [0; 10]);
-                let chunks = Fence::around([(0, 1)]);
+                let chunks = ChunkRanges::around([(0, 1)]);
                 Event::Uploaded(SegmentRef {
                     id,
                     bytes: 100,

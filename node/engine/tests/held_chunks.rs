@@ -1,4 +1,4 @@
-//! Chunks with data of a volume whose writes are scattered over more chunks than a fence can name.
+//! Chunks with data of a volume whose writes are scattered over more chunks than its chunk ranges can name.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
 use holdfast_engine::action::{Action, Source};
@@ -14,7 +14,7 @@ use holdfast_format::side::{Side, SideSet};
 use holdfast_types::{CHUNK_SECTORS, Chunk, Epoch, Nonce, SectorRange, SegmentId, Seq};
 
 const NONCE: Nonce = Nonce([7; 16]);
-/// Every fourth chunk is written: more than the 64 runs of a fence.
+/// Every fourth chunk is written: more than the 64 chunk ranges of a segment.
 const CHUNKS: u64 = 320;
 const SECTORS: u64 = CHUNKS * CHUNK_SECTORS;
 const MAX_AGE: u64 = 1000;
@@ -114,8 +114,8 @@ impl Host {
     }
 }
 
-/// Regression: the fence of such a segment joins neighbours: discards prepared the chunks between them,
-/// and reads of zeros went to the store.
+/// Regression: the chunk ranges of such a segment include neighbours: discards prepared the chunks between
+/// them, and reads of zeros went to the store.
 #[test]
 fn chunks_between_scattered_writes_hold_nothing() {
     let mut host = Host::new();
@@ -128,7 +128,7 @@ fn chunks_between_scattered_writes_hold_nothing() {
         let held: Vec<u64> = (0..CHUNKS).filter(|chunk| host.log.may_hold(Chunk(*chunk))).collect();
         assert_eq!(held, written);
     }
-    assert!(!host.log.runs()[0].fence().is_exact());
+    assert!(!host.log.runs()[0].chunk_ranges().is_exact());
     let read = Manifest::decode_checkpoint(&host.log.encode_checkpoint()).unwrap();
     assert!(read.may_hold(Chunk(4)) && !read.may_hold(Chunk(5)));
     let gap = SectorRange::new(5 * CHUNK_SECTORS, 3 * CHUNK_SECTORS);

@@ -7,8 +7,8 @@ use holdfast_engine::event::{CreateAnswer, Errno, Event, Op, RequestId};
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_engine::volume::Volume;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::chunk_set::ChunkSet;
-use holdfast_format::fence::Fence;
 use holdfast_format::index::RunRef;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
@@ -34,7 +34,7 @@ fn attached() -> (Volume<Vec<u8>>, Vec<Action>) {
     apply(&mut log, 1, attach());
     for (name, sectors) in [(1, 5), (2, 1 << 20)] {
         let id = SegmentId::new(Place::until(Seq(100)), 1, [name; 10]);
-        let chunks = Fence::around([(0, 1)]);
+        let chunks = ChunkRanges::around([(0, 1)]);
         let segment = SegmentRef { id, bytes: 900, index_offset: 100, index_bytes: 500, sectors, chunks };
         let change = Body::Change {
             segments: vec![segment],
@@ -95,7 +95,7 @@ fn a_read_planned_before_an_ambiguous_merge_succeeds() {
         head_offset: 0,
         head_bytes: 50,
         sectors: 5,
-        chunks: Fence::around([(0, 1)]),
+        chunks: ChunkRanges::around([(0, 1)]),
     };
     let stored = send(&mut volume, Event::Merged { kind: plan.kind, output: Box::new(run) });
     assert!(matches!(stored[..], [Action::StorePending { .. }]), "{stored:?}");

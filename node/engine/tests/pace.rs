@@ -13,7 +13,7 @@ use holdfast_engine::limit::PAUSE_MS;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_engine::volume::{Delay, Volume};
-use holdfast_format::fence::Fence;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
@@ -164,7 +164,7 @@ impl Host {
                     index_offset: 0,
                     index_bytes: 100,
                     sectors: 5,
-                    chunks: Fence::around([(0, 1)]),
+                    chunks: ChunkRanges::around([(0, 1)]),
                 });
                 (self.upload_ms(u64::from(sectors) * 4096), uploaded, true)
             }

@@ -13,8 +13,8 @@ use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Pending, Setup};
 use holdfast_engine::snapshot::SnapshotRefused;
 use holdfast_engine::volume::{Delay, Volume};
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::chunk_set::ChunkSet;
-use holdfast_format::fence::Fence;
 use holdfast_format::index::RunRef;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Merge, Record};
@@ -74,7 +74,7 @@ struct Host {
 }
 
 fn segment() -> Event {
-    let (id, chunks) = (SegmentId::new(Place::until(Seq(100)), 1, [0; 10]), Fence::around([(0, 1)]));
+    let (id, chunks) = (SegmentId::new(Place::until(Seq(100)), 1, [0; 10]), ChunkRanges::around([(0, 1)]));
     Event::Uploaded(SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, sectors: 5, chunks })
 }
 
@@ -441,7 +441,7 @@ fn a_fenced_writer_answers_repairs_at_once() {
 
 /// Returns a commit of one small segment.
 fn change(name: u8, merges: Vec<Merge>) -> Body {
-    let (id, chunks) = (SegmentId::new(Place::until(Seq(100)), 1, [name; 10]), Fence::around([(0, 1)]));
+    let (id, chunks) = (SegmentId::new(Place::until(Seq(100)), 1, [name; 10]), ChunkRanges::around([(0, 1)]));
     let segment = SegmentRef { id, bytes: 100, index_offset: 0, index_bytes: 100, sectors: 5, chunks };
     let (segments, chunks, invalidated) = (vec![segment], ChunkSet::default(), SideSet::NONE);
     let snapshots = SnapshotChange::default();
@@ -489,7 +489,7 @@ fn output(name: u8) -> RunRef {
         head_offset: 0,
         head_bytes: 50,
         sectors: 5,
-        chunks: Fence::around([(0, 1)]),
+        chunks: ChunkRanges::around([(0, 1)]),
     }
 }
 

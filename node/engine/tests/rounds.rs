@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use holdfast_engine::action::{Action, DirtyBlock, Report};
-use holdfast_engine::attach::{Foreign, LocalData, worth};
+use holdfast_engine::attach::{ForeignReason, LocalData, assess_local};
 use holdfast_engine::durable_map::{
     FoundMap, FoundPage, FoundPart, Header, JOURNAL_OFFSET, PageSummary, file_bytes, newest_pages,
     page_offset,
@@ -18,7 +18,7 @@ use holdfast_engine::limit::{MAP_WRITE_PAGES, MAX_DIRTY_BLOCKS, ROUND_BLOCKS, RO
 use holdfast_engine::sector_map::{PAGE_BYTES, PAGE_SECTORS, map_bytes};
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_engine::volume::{Delay, Volume};
-use holdfast_format::fence::Fence;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
@@ -342,7 +342,7 @@ fn stored(place: Place) -> Event {
         index_offset: 0,
         index_bytes: 100,
         sectors: 5,
-        chunks: Fence::around([(0, 1)]),
+        chunks: ChunkRanges::around([(0, 1)]),
     })
 }
 
@@ -480,7 +480,7 @@ fn commit_events_cost_the_same_in_a_larger_volume() {
         host.turns
     });
     let figures =
-        |turns: &Turns| format!("{{\"most_steps\":{},\"all_ns\":{}}}", turns.max_steps, turns.all.as_nanos());
+        |turns: &Turns| format!("{{\"max_steps\":{},\"all_ns\":{}}}", turns.max_steps, turns.all.as_nanos());
     println!("{{\"turns_of\":\"commit\",\"10gib\":{},\"1tib\":{}}}", figures(&small), figures(&large));
     assert_eq!((small.uploaded_blocks, large.uploaded_blocks), (WRITES as usize, WRITES as usize));
     assert!(2 * large.max_steps <= 3 * small.max_steps, "{} and {}", large.max_steps, small.max_steps);
@@ -724,8 +724,11 @@ fn pages_without_their_header_reveal_a_log_rolled_back() {
         host.request(Op::Flush, SectorRange::new(0, 0));
         let found = host.found_map();
         assert_eq!((found.header.seq, found.known_seq()), (Seq(2), Seq(3)), "{dies}");
-        assert_eq!(worth(&attached(sectors), Some(&found)), LocalData::Foreign(Foreign::LogRolledBack));
-        assert!(matches!(worth(&attached(sectors), Some(&before)), LocalData::Ours { .. }));
+        assert_eq!(
+            assess_local(&attached(sectors), Some(&found)),
+            LocalData::Foreign(ForeignReason::LogRolledBack)
+        );
+        assert!(matches!(assess_local(&attached(sectors), Some(&before)), LocalData::Ours { .. }));
     }
 }
 

@@ -7,7 +7,7 @@
 
 use holdfast_types::{CHUNK_SECTORS, Chunk};
 
-use crate::fence::Fence;
+use crate::chunk_ranges::ChunkRanges;
 use crate::limit::MAX_SECTORS;
 use crate::wire::{DecodeError, Reader};
 
@@ -21,9 +21,9 @@ pub struct ChunkSet {
 }
 
 impl ChunkSet {
-    /// Adds every chunk of `fence`.
-    pub(crate) fn insert(&mut self, fence: &Fence) {
-        for (first, count) in fence.runs() {
+    /// Adds every chunk of `ranges`.
+    pub(crate) fn insert(&mut self, ranges: &ChunkRanges) {
+        for (first, count) in ranges.ranges() {
             for chunk in *first..first + count {
                 self.add(Chunk(u64::from(chunk)));
             }
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_set_survives_its_bytes_and_ends_within_the_volume() {
         let mut set = ChunkSet::default();
-        set.insert(&Fence::around([(3, 1), (63, 3), (200, 1)]));
+        set.insert(&ChunkRanges::around([(3, 1), (63, 3), (200, 1)]));
         let found: Vec<u64> = (0..300).filter(|chunk| set.contains(Chunk(*chunk))).collect();
         assert_eq!(found, [3, 63, 64, 65, 200]);
         assert!(!set.contains(Chunk(u64::MAX)));

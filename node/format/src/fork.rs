@@ -144,7 +144,7 @@ pub(crate) fn take_runs(
     let mut runs = Vec::with_capacity(count);
     for _ in 0..count {
         let run = Run::take(fields)?;
-        if let Some((first, _)) = run.fence().run_beyond(chunks) {
+        if let Some((first, _)) = run.chunk_ranges().range_beyond(chunks) {
             return Err(fields.bad("chunk of a run", u64::from(first)));
         }
         if usize::from(run.id().owner) > ancestors {

@@ -26,14 +26,14 @@ pub use entry::IndexEntry;
 pub use head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
 pub use page::RunPage;
 
-use crate::fence::Fence;
+use crate::chunk_ranges::ChunkRanges;
 use crate::segment::SegmentRef;
 use crate::wire::{self, DecodeError, Reader};
 
 /// Location of a merged run, and the chunks that it has entries for.
 ///
 /// `u64 place, u128 ulid, u8 level, u64 bytes, u64 head offset, u32 head bytes, u64 sectors,
-/// fence`
+/// chunk ranges`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunRef {
     /// Its name.
@@ -49,7 +49,7 @@ pub struct RunRef {
     /// Sectors visible through its entries, including zeros.
     pub sectors: u64,
     /// The chunks it has entries for.
-    pub chunks: Fence,
+    pub chunks: ChunkRanges,
 }
 
 impl RunRef {
@@ -61,7 +61,7 @@ impl RunRef {
     /// Minimum bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 33;
     /// Maximum bytes.
-    pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + Fence::MAX_RUN_BYTES;
+    pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + ChunkRanges::MAX_RANGE_BYTES;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);
@@ -84,7 +84,7 @@ impl RunRef {
             return Err(fields.bad("run head offset", head_offset));
         }
         let sectors = fields.u64()?;
-        Ok(Self { id, level, bytes, head_offset, head_bytes, sectors, chunks: Fence::take(fields)? })
+        Ok(Self { id, level, bytes, head_offset, head_bytes, sectors, chunks: ChunkRanges::take(fields)? })
     }
 }
 
@@ -177,7 +177,7 @@ impl Run {
     }
 
     /// Returns the chunks that it may have entries for.
-    pub fn fence(&self) -> &Fence {
+    pub fn chunk_ranges(&self) -> &ChunkRanges {
         match self {
             Self::Segment(segment) => &segment.chunks,
             Self::Merged(run) => &run.chunks,

@@ -7,11 +7,11 @@
 //!
 //! [`safeguard`] and [`crash_point`] are here because all crates above name them.
 
+pub mod chunk_ranges;
 pub mod chunk_set;
 pub mod compose;
 pub mod crash_point;
 pub mod displaced;
-pub mod fence;
 pub mod fork;
 pub mod index;
 pub mod limit;

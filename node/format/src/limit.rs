@@ -1,8 +1,8 @@
 //! All bounds of the stored formats; those of the log's length are in `log_length.rs`.
 
 /// Maximum runs of chunks in a reference, so that its size in a record and in memory does not grow with the
-/// volume. Part of the formats, because a fence of fewer runs is exact.
-pub const MAX_FENCE_RUNS: usize = 64;
+/// volume. Part of the formats, because fewer ranges are exact.
+pub const MAX_CHUNK_RANGES: usize = 64;
 /// Maximum attach records in a manifest; dirty data older than the oldest of them counts as foreign.
 pub const REMEMBERED_ATTACHES: usize = 256;
 /// Maximum registered snapshots of a volume: 160 KiB of each checkpoint.

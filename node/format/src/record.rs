@@ -92,7 +92,7 @@ pub enum Body {
     Change {
         /// The segments with the data of the seal: no block is in two of them.
         segments: Vec<SegmentRef>,
-        /// Chunks that hold data from here on and not before, if the fence of a segment is not exact.
+        /// Chunks that hold data from here on and not before, if the chunk ranges of a segment are not exact.
         chunks: ChunkSet,
         /// Sides whose data is invalid from here on after a loss of the host, because the writer's own
         /// disk failed a sync. All data ever flushed on them is committed.
@@ -371,7 +371,7 @@ mod tests {
     use holdfast_types::{Chunk, RunId, SegmentId};
 
     use super::*;
-    use crate::fence::Fence;
+    use crate::chunk_ranges::ChunkRanges;
 
     fn record(body: Body) -> Record {
         Record {
@@ -391,7 +391,7 @@ mod tests {
             index_offset: 40,
             index_bytes: 60,
             sectors: 5,
-            chunks: Fence::around([(0, 1), (5, 3)]),
+            chunks: ChunkRanges::around([(0, 1), (5, 3)]),
         }
     }
 
@@ -403,7 +403,7 @@ mod tests {
             head_offset: 0,
             head_bytes: 50,
             sectors: 5,
-            chunks: Fence::around([(0, 9)]),
+            chunks: ChunkRanges::around([(0, 9)]),
         };
         Merge { newest: segment().id.0, oldest: output.id.0, output }
     }
@@ -511,7 +511,7 @@ mod tests {
     /// The node reserves disk space for it: a commit must not need the space that it frees.
     #[test]
     fn the_largest_record_of_a_writer_fits_its_bound() {
-        let runs = || Fence::around((0..200).map(|run| (run * 2, 1)));
+        let runs = || ChunkRanges::around((0..200).map(|run| (run * 2, 1)));
         let segment = || SegmentRef { chunks: runs(), ..segment() };
         let merge = || Merge { output: RunRef { chunks: runs(), ..merge().output }, ..merge() };
         for sectors in [1, 1 << 23, MAX_SECTORS] {
@@ -559,7 +559,7 @@ mod tests {
         let runs: Vec<(u32, u32)> = (0..64).map(|run| (run * 2, 1)).collect();
         let large = SegmentRef {
             id: SegmentId::new(Place::until(Seq(999)), 1, [2; 10]),
-            chunks: Fence::around(runs),
+            chunks: ChunkRanges::around(runs),
             ..segment()
         };
         while manifest.encode_checkpoint().len() <= MAX_DETACH_ROOT_BYTES {

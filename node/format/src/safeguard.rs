@@ -134,8 +134,8 @@ pub enum Safeguard {
     SyncEachGroup,
     /// The place in an object's name is not before the record that adds the object.
     PlaceBeyondRecord,
-    /// A record names the chunks that hold data from then on, unless the fence of its segment names them
-    /// exactly.
+    /// A record names the chunks that hold data from then on, unless the chunk ranges of its segment name
+    /// them exactly.
     NameHeldChunks,
     /// No record closes the place of a merge that is in progress or waits to be carried.
     CheckMergePlace,

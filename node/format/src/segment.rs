@@ -12,7 +12,7 @@
 //! 32 16  BLAKE3-128 of the uncompressed bytes (zeros for a zero frame)
 //!
 //! reference, in records and checkpoints:
-//! u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes, fence (see `fence`)
+//! u8 owner, u64 place, u128 ulid, u64 bytes, u64 index offset, u32 index bytes, chunk ranges (see `chunk_ranges`)
 //! ```
 //! A zero frame stores no bytes; a run of wholly zero blocks is one entry with the full mask.
 //! Invariant: no frame is returned before its hash was verified (3 in `docs/invariants.md`).
@@ -22,7 +22,7 @@ use std::cell::RefCell;
 
 use holdfast_types::{BLOCK_BYTES, Block, CHUNK_BLOCKS, Mask, SECTOR_BYTES, SegmentId};
 
-use crate::fence::Fence;
+use crate::chunk_ranges::ChunkRanges;
 use crate::safeguard::{Safeguard::CheckFrameChecksum, safeguard};
 use crate::wire::{self, DecodeError, Kind, Reader};
 
@@ -119,14 +119,14 @@ pub struct SegmentRef {
     /// Sectors of all its frames, including zero frames.
     pub sectors: u64,
     /// The chunks that it has frames for.
-    pub chunks: Fence,
+    pub chunks: ChunkRanges,
 }
 
 impl SegmentRef {
     /// Minimum bytes of an encoded reference.
     pub(crate) const MIN_BYTES: usize = wire::ID_BYTES + 32;
     /// Maximum bytes.
-    pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + Fence::MAX_RUN_BYTES;
+    pub(crate) const MAX_BYTES: usize = Self::MIN_BYTES + ChunkRanges::MAX_RANGE_BYTES;
 
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         wire::put_id(self.id.0, out);
@@ -146,7 +146,7 @@ impl SegmentRef {
             return Err(fields.bad("segment index offset", index_offset));
         }
         let sectors = fields.u64()?;
-        Ok(Self { id, bytes, index_offset, index_bytes, sectors, chunks: Fence::take(fields)? })
+        Ok(Self { id, bytes, index_offset, index_bytes, sectors, chunks: ChunkRanges::take(fields)? })
     }
 }
 
@@ -327,7 +327,7 @@ impl SegmentBuilder {
         let bytes = self.end() + TRAILER_BYTES;
         let of_frame = |frame: &Frame| u64::from(frame.run) * u64::from(frame.mask.count());
         let sectors = index.frames.iter().map(of_frame).sum();
-        let chunks = fence(&index.frames);
+        let chunks = chunk_ranges(&index.frames);
         let segment = SegmentRef { id, bytes, index_offset, index_bytes, sectors, chunks };
         self.body.extend_from_slice(&trailer(index_offset, index_bytes));
         (segment, index)
@@ -351,8 +351,8 @@ pub fn trailer(index_offset: u64, index_bytes: u32) -> [u8; TRAILER_BYTES as usi
 }
 
 /// Returns the chunks that `frames` (ascending) touch.
-fn fence(frames: &[Frame]) -> Fence {
-    Fence::around(frames.iter().map(|frame| {
+fn chunk_ranges(frames: &[Frame]) -> ChunkRanges {
+    ChunkRanges::around(frames.iter().map(|frame| {
         let first = frame.block / CHUNK_BLOCKS as u32;
         let last = (frame.block + (frame.run - 1)) / CHUNK_BLOCKS as u32;
         (first, last + 1 - first)
@@ -509,7 +509,7 @@ mod tests {
         builder.push(Block(3), Mask(0b101), &scattered);
         builder.push(Block(5000), Mask::FULL, &text);
         let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [0; 10]));
-        assert_eq!(segment.chunks.runs(), [(0, 1), (4, 1)]);
+        assert_eq!(segment.chunks.ranges(), [(0, 1), (4, 1)]);
         assert_eq!(segment.bytes, object.len() as u64);
         assert!(
             object.len() < 2 * 4096 + 4096,
@@ -585,7 +585,7 @@ mod tests {
             builder.push(Block(block), Mask::FULL, &zeros);
         }
         let (segment, object) = builder.finish(SegmentId::new(Place::until(Seq(1)), 1, [0; 10]));
-        assert_eq!(segment.chunks.runs(), [(0, 2)]);
+        assert_eq!(segment.chunks.ranges(), [(0, 2)]);
         let index = FrameIndex::decode(&object[segment.index_offset as usize..object.len() - 16]).unwrap();
         assert_eq!(index.frames().len(), 1);
         assert_eq!(index.find(Block(1999)).map(|f| (f.block, f.run)), Some((10, 1990)));

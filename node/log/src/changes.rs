@@ -95,7 +95,7 @@ fn blocks_of(chunk: Chunk) -> Range<u64> {
 
 /// Returns the runs that may have entries for `chunk`, newest first.
 fn runs_of(root: &Manifest, chunk: Chunk) -> impl Iterator<Item = PlacedId> {
-    root.runs().iter().filter(move |run| run.fence().may_hold(chunk)).map(Run::id)
+    root.runs().iter().filter(move |run| run.chunk_ranges().may_hold(chunk)).map(Run::id)
 }
 
 async fn composed(

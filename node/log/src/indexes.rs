@@ -211,7 +211,7 @@ impl Indexes {
         wanted: Mask,
         runs: &Runs,
     ) -> Result<Composition, ObjectError> {
-        let near = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
+        let near = runs.iter().filter(|run| run.chunk_ranges().may_hold(block.chunk()));
         let known = join_reads(near.map(|run| self.known(objects, runs.lineage(), block, run))).await?;
         Ok(compose(block, wanted, known.iter().flatten().map(PartOfRun::layer)))
     }

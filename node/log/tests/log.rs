@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::chunk_set::ChunkSet;
-use holdfast_format::fence::Fence;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::SideSet;
@@ -46,7 +46,7 @@ fn commit(seq: u64) -> Record {
                 index_offset: 0,
                 index_bytes: 9,
                 sectors: 5,
-                chunks: Fence::around([(0, 1)]),
+                chunks: ChunkRanges::around([(0, 1)]),
             }],
             chunks: ChunkSet::default(),
             invalidated: SideSet::NONE,

@@ -10,13 +10,13 @@ use crate::StoreError;
 /// Maximum parts of an object: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html>.
 pub const MAX_PARTS: u64 = 10_000;
 
-/// Returns the part length for an object of at most `most_bytes`: `usual`, or longer if there would be too
+/// Returns the part length for an object of at most `max_bytes`: `usual`, or longer if there would be too
 /// many parts.
 ///
 /// # Panics
 /// If a part does not fit into the memory of the machine.
-pub fn part_length(most_bytes: u64, usual: usize) -> usize {
-    usual.max(usize::try_from(most_bytes.div_ceil(MAX_PARTS)).expect("a part fits into memory"))
+pub fn part_length(max_bytes: u64, usual: usize) -> usize {
+    usual.max(usize::try_from(max_bytes.div_ceil(MAX_PARTS)).expect("a part fits into memory"))
 }
 
 /// A part of a segment. All parts except the last have the same length, at least 5 MiB (S3's minimum). At

@@ -6,7 +6,7 @@
 //! by a writer whose merges are faster than its commits.
 
 use holdfast_format::index::policy::{Choice, Shape, next_merge};
-use holdfast_format::limit::{MAX_FENCE_RUNS, REMEMBERED_ATTACHES};
+use holdfast_format::limit::{MAX_CHUNK_RANGES, REMEMBERED_ATTACHES};
 use holdfast_types::{CHUNK_SECTORS, SECTOR_BYTES};
 
 const KIB: u64 = 1 << 10;
@@ -24,11 +24,11 @@ const PAGE_SHARE: f64 = (32 + 4 + 8) as f64 / 1638.0;
 const TABLE_ENTRY: f64 = 45.0;
 
 /// Bytes of the largest fence.
-const FENCE: u64 = 4 + 8 * MAX_FENCE_RUNS as u64;
+const CHUNK_RANGES: u64 = 4 + 8 * MAX_CHUNK_RANGES as u64;
 /// Bytes of the largest reference to a segment.
-const SEGMENT_REFERENCE: u64 = 25 + 28 + FENCE;
+const SEGMENT_REFERENCE: u64 = 25 + 28 + CHUNK_RANGES;
 /// Bytes of the largest reference to a merged run.
-const RUN_REFERENCE: u64 = 25 + 29 + FENCE;
+const RUN_REFERENCE: u64 = 25 + 29 + CHUNK_RANGES;
 /// Bytes of a record or a checkpoint other than references: three names of 255 bytes, and numbers.
 const FRAME: u64 = 1024;
 /// Bytes of an attach in a checkpoint.
@@ -102,7 +102,7 @@ pub struct Figures {
     pub merges: u64,
     /// Bytes of the largest run.
     pub largest_run_bytes: f64,
-    /// Bytes of the largest checkpoint, if all fences have the maximum number of runs.
+    /// Bytes of the largest checkpoint, if all segments have the maximum number of chunk ranges.
     pub root_bytes: u64,
     /// The same for a record, not counting the chunks that it names once.
     pub record_bytes_max: u64,

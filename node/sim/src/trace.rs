@@ -132,7 +132,7 @@ fn event_numbers(event: &Event) -> (u8, [u64; 4]) {
         Event::MapSynced { result } => (6, [result_number(*result), 0, 0, 0]),
         Event::ManifestLoaded(manifest) => (7, [manifest.seq().0, manifest.epoch().0, 0, 0]),
         Event::Uploaded(segment) => {
-            let (id, chunks) = (segment.id.0.ulid.0 as u64, segment.chunks.runs().len() as u64);
+            let (id, chunks) = (segment.id.0.ulid.0 as u64, segment.chunks.ranges().len() as u64);
             (8, [id, segment.bytes, segment.index_offset, chunks])
         }
         Event::SidesUnreadable(ranges) => {

@@ -30,7 +30,7 @@ use holdfast_engine::event::{Errno, Event};
 use holdfast_engine::round_size::{self, RoundSize};
 use holdfast_engine::settings::DirtyLimits;
 use holdfast_engine::snapshot::CutAnswer;
-use holdfast_format::fence;
+use holdfast_format::chunk_ranges;
 use holdfast_format::index::policy;
 use holdfast_format::log_length;
 use holdfast_types::{Millis, Nonce, Sector, VolumeId};
@@ -102,7 +102,7 @@ impl World {
         // Short runs then reach merges of several levels.
         policy::scale(Some(2));
         // Chunk 1 is between writes to chunks 0 and 2.
-        fence::scale(Some(1 + (seed % 2) as usize));
+        chunk_ranges::scale(Some(1 + (seed % 2) as usize));
         let store = Store::new(volume, sectors, Nonce::default());
         Self::with_store(store, seed, hosts, Terms::new(sectors, limits), faults)
     }

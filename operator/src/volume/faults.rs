@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use holdfast_cluster::event::{event, turned};
+use holdfast_cluster::event::{changed_conditions, event};
 use holdfast_crds::{Condition, SERVING_CONDITIONS, Volume, find_condition, is_true};
 use kube::ResourceExt;
 use kube::runtime::events::{Event, EventType};
@@ -31,7 +31,7 @@ impl FalseConditions {
             .collect();
         let mut all = self.0.lock();
         let before = all.remove(&uid).unwrap_or_default();
-        let begun = turned(&before, &in_progress).map(|new| event(new, EventType::Warning));
+        let begun = changed_conditions(&before, &in_progress).map(|new| event(new, EventType::Warning));
         let ended = before
             .iter()
             .filter(|old| is_true(conditions, &old.type_))

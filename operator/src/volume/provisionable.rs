@@ -27,7 +27,7 @@ pub(crate) fn provisionable(facts: &ClusterFacts) -> Result<Home, Obstacle> {
         );
     }
     if facts.spec.is_memory() {
-        let readable = facts.spec.most_memory_bytes().and_then(|_memory| facts.spec.most_spill_bytes());
+        let readable = facts.spec.max_memory_bytes().and_then(|_memory| facts.spec.max_spill_bytes());
         return match readable {
             Ok(_spill) => Ok(Home::Memory),
             Err(error) => failed("InvalidSize", error.to_string()),

@@ -181,7 +181,7 @@ fn a_first_cold_read_takes_two_requests_a_merged_run() {
     read(&indexes, &store, 3999, &after);
     assert_eq!(store.counts().get - begin, 4, "another page");
     read(&indexes, &store, 100_000, &after);
-    assert_eq!(store.counts().get - begin, 4, "a chunk outside of all fences");
+    assert_eq!(store.counts().get - begin, 4, "a chunk outside of all chunk ranges");
 }
 
 #[test]
@@ -275,7 +275,7 @@ fn parts_grow_with_the_output() {
     let run = |bytes| {
         let id = RunId::new(Place::until(Seq(1)), 1, [1; 10]);
         let (head_offset, head_bytes) = (0, 1);
-        let chunks = holdfast_format::fence::Fence::default();
+        let chunks = holdfast_format::chunk_ranges::ChunkRanges::default();
         Run::Merged(Arc::new(RunRef { id, level: 2, bytes, head_offset, head_bytes, sectors: 5, chunks }))
     };
     let usual = 16 << 20;

@@ -250,16 +250,16 @@ impl CheckedAttach {
 /// Checks a [`wire::ConfigureRequest`].
 pub(crate) fn configure(request: wire::ConfigureRequest) -> Result<(VolumeId, SettingsChange), InvalidField> {
     let wire::ConfigureRequest { volume_id, max_dirty_age, durability, limits } = request;
-    let wire::Limits { iops: max_iops, bytes_per_second: most_bytes } = limits.unwrap_or_default();
+    let wire::Limits { iops: max_iops, bytes_per_second: max_bytes } = limits.unwrap_or_default();
     // The limits that are not removed.
     let rest = |limit: Option<u64>| limit.filter(|limit| *limit > 0);
-    io_limits(wire::Limits { iops: rest(max_iops), bytes_per_second: rest(most_bytes) })?;
+    io_limits(wire::Limits { iops: rest(max_iops), bytes_per_second: rest(max_bytes) })?;
     let limit = |limit: Option<u64>| limit.map_or(LimitChange::Keep, |_given| LimitChange::to(rest(limit)));
     let change = SettingsChange {
         max_dirty_age: max_dirty_age.map(dirty_age).transpose()?,
         durability: flush_class(durability)?,
         iops: limit(max_iops),
-        bytes_per_second: limit(most_bytes),
+        bytes_per_second: limit(max_bytes),
     };
     if change == SettingsChange::default() {
         return Err(InvalidField::NoSettings);

@@ -35,7 +35,7 @@ impl AskedSettings {
         let size = attached.attached.as_ref().map(|device| device.bytes);
         // A volume never shrinks.
         let larger = self.bytes.filter(|bytes| size < Some(*bytes));
-        let most_bytes = (self.limits.bytes_per_second, limits.bytes_per_second);
+        let max_bytes = (self.limits.bytes_per_second, limits.bytes_per_second);
         let age = |ms: u64| TimeSpan(Duration::from_millis(ms)).to_string();
         let bytes = |bytes: u64| ByteSize(bytes).to_string();
         let fields = [
@@ -46,7 +46,7 @@ impl AskedSettings {
                 "configure",
                 difference(self.limits.iops, limits.iops, |iops: u64| iops.to_string()),
             ),
-            ("limits.bytes_per_second", "configure", difference(most_bytes.0, most_bytes.1, bytes)),
+            ("limits.bytes_per_second", "configure", difference(max_bytes.0, max_bytes.1, bytes)),
             ("size_bytes", "grow", difference(larger, size, bytes)),
         ];
         let mut differing =

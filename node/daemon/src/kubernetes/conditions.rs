@@ -23,7 +23,7 @@ use holdfast_types::SECTOR_BYTES;
 use k8s_openapi::jiff::Timestamp;
 
 use super::facts::NodeFacts;
-use crate::node::{self, StoreHealth, StoreUnreachable, VolumeState};
+use crate::node::{self, StoreHealth, StoreOutage, VolumeState};
 
 /// Reason of `Attached`: the volume is being detached.
 pub(crate) const DETACHING: &str = "Detaching";
@@ -194,7 +194,7 @@ fn denied(facts: &NodeFacts) -> String {
     }
 }
 
-fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &StoreUnreachable) -> String {
+fn waits_for_store(facts: &NodeFacts, here: &node::NodeVolumeStatus, outage: &StoreOutage) -> String {
     let since = seconds(outage.since).map_or_else(String::new, |since| format!(" since {}", since.0));
     let waits = match (here.commit.dirty_bytes, here.durability) {
         (None, _) => "The amount of data that waits to be uploaded is not known yet".to_owned(),

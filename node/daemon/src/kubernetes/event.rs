@@ -1,6 +1,6 @@
 //! Kubernetes events about a served Volume: one each time a fault begins, changes or ends.
 
-use holdfast_cluster::event::{event, turned};
+use holdfast_cluster::event::{changed_conditions, event};
 use holdfast_crds::{
     ATTACHED, CONTENT_DROPPED, CONTENT_LOST, Condition, SERVING_CONDITIONS, find_condition,
     is_true_with_fault,
@@ -18,7 +18,7 @@ pub(crate) fn changes(before: &[Condition], after: &[Condition]) -> Vec<Event> {
         let of_serving = SERVING_CONDITIONS.contains(&new.type_.as_str()) && !(is_fine(new) && old.is_none());
         of_attached || of_serving
     };
-    let faults = turned(before, after)
+    let faults = changed_conditions(before, after)
         .filter(is_reported)
         .map(|new| event(new, if is_fine(new) { EventType::Normal } else { EventType::Warning }));
     faults.chain(content_lost(before, after)).collect()

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures::StreamExt;
 use holdfast_cluster::api::{ApiError, call};
-use holdfast_cluster::event::{Recorder, event, turned};
+use holdfast_cluster::event::{Recorder, changed_conditions, event};
 use holdfast_crds::{
     ByteSize, ConditionBuilder, ConditionStatus, GroupProgress, NODE_FIELD_MANAGER, READY, Time,
     VolumeSnapshot, VolumeSnapshotStatus, find_condition,
@@ -228,7 +228,7 @@ async fn write<V>(
     let before = snapshot.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let after = written.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let kind = |turned: &str| if turned == "True" { EventType::Normal } else { EventType::Warning };
-    let events: Vec<_> = turned(before, after).map(|new| event(new, kind(&new.status))).collect();
+    let events: Vec<_> = changed_conditions(before, after).map(|new| event(new, kind(&new.status))).collect();
     context.recorder.publish(events, &snapshot.object_ref(&())).await;
     Ok(())
 }

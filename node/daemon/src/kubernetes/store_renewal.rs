@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use holdfast_objects::ErrorKind;
 
-    use crate::node::{StoreHealth, StoreStatus, StoreUnreachable};
+    use crate::node::{StoreHealth, StoreOutage, StoreStatus};
     use crate::volumes::tests::attached;
 
     fn store(generation: i64, credentials: &str) -> ObjectStore {
@@ -209,12 +209,8 @@ mod tests {
         renewals.ended("main", true);
         assert!(renewals.due(&[volume.clone()]).is_empty());
         let (since, error) = (SystemTime::UNIX_EPOCH, "ExpiredToken".to_owned());
-        volume.store.health = StoreHealth::Unreachable(StoreUnreachable {
-            since,
-            error,
-            kind: ErrorKind::Denied,
-            object: None,
-        });
+        volume.store.health =
+            StoreHealth::Unreachable(StoreOutage { since, error, kind: ErrorKind::Denied, object: None });
         assert_eq!(renewals.due(&[volume]), ["main".to_owned()].into());
     }
 }

@@ -17,7 +17,7 @@
 //! process carried is dropped, and its object is garbage; a detach does not wait for merges.
 
 use holdfast_format::crash_point::{CrashPoint, reach};
-use holdfast_format::index::policy::{Choice, MergeKind, Shape, is_due_whole, most_runs, next_merges};
+use holdfast_format::index::policy::{Choice, MergeKind, Shape, is_due_whole, max_runs, next_merges};
 use holdfast_format::index::{MergePlan, Run, RunRef, Runs};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::manifest::apply::LogError;
@@ -200,7 +200,7 @@ impl Merger {
         let is_stored = |merging: &Merging| matches!(merging, Merging::Stored(..));
         // A stored merge may make a merge of the whole list due, which is chosen only after a record carries
         // it.
-        let is_awaited = || runs.len() > most_runs() || is_due_whole(&shapes(runs));
+        let is_awaited = || runs.len() > max_runs() || is_due_whole(&shapes(runs));
         is_stored(&self.base) || (is_stored(&self.levels) && is_awaited())
     }
 

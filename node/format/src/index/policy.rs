@@ -52,13 +52,13 @@ pub const fn fan_out() -> usize {
 
 /// Runs above which a record is created for merges alone: 48, or three with a reduced fan-out.
 #[cfg(feature = "simulation")]
-pub fn most_runs() -> usize {
+pub fn max_runs() -> usize {
     if fan_out() < FAN_OUT { 3 } else { MAX_RUNS }
 }
 
 /// Runs above which a record is created for merges alone: 48.
 #[cfg(not(feature = "simulation"))]
-pub const fn most_runs() -> usize {
+pub const fn max_runs() -> usize {
     MAX_RUNS
 }
 

@@ -300,7 +300,7 @@ fn pages_are_full_and_a_block_stands_in_one() {
 fn a_merge_of_zeros_alone_is_empty() {
     let merged = merge(&[Stored::segment(1, vec![zeros(0, u32::MAX, u32::MAX)])], true);
     let Stored::Merged(run, head, _) = &merged else { unreachable!() };
-    assert_eq!((run.sectors, head.pages(), run.chunks.runs()), (0, 0, &[][..]));
+    assert_eq!((run.sectors, head.pages(), run.chunks.ranges()), (0, 0, &[][..]));
     assert_eq!(head.page_of(Block(0)), None);
 }
 

@@ -11,7 +11,7 @@ use super::RunRef;
 use super::entry::IndexEntry;
 use super::head::{RunHead, SegmentObject, TRAILER_BYTES, trailer};
 use super::page::{PAGE_ENTRIES, RunPage};
-use crate::fence::Fence;
+use crate::chunk_ranges::ChunkRanges;
 use crate::safeguard::{Safeguard::NameMovedFrame, safeguard};
 use crate::segment::{Frame, FrameIndex};
 
@@ -161,7 +161,7 @@ impl RunWriter {
         let head_offset = self.taken + self.body.len() as u64;
         let head_bytes = head.encode_at_end(&mut self.body);
         let bytes = head_offset + u64::from(head_bytes) + TRAILER_BYTES;
-        let chunks = Fence::around(self.chunks.iter().copied());
+        let chunks = ChunkRanges::around(self.chunks.iter().copied());
         let sectors = self.sectors;
         let run = RunRef { id, level, bytes, head_offset, head_bytes, sectors, chunks };
         self.body.extend_from_slice(&trailer(&run));

@@ -282,7 +282,7 @@ impl Manifest {
         }
         for segment in segments {
             check_added(seq, segment.id.0, |place| place.seq().is_some_and(|last| last >= seq))?;
-            if let Some((first, _)) = segment.chunks.run_beyond(chunks) {
+            if let Some((first, _)) = segment.chunks.range_beyond(chunks) {
                 return Err(LogError::BeyondEnd { seq, first, chunks });
             }
         }
@@ -318,7 +318,7 @@ impl Manifest {
         let mut runs = Runs::clone(&self.runs);
         for Merge { newest, oldest, output } in merges {
             check_added(seq, output.id.0, |place| place.seq().is_none() && place >= self.closed)?;
-            if let Some((first, _)) = output.chunks.run_beyond(chunks) {
+            if let Some((first, _)) = output.chunks.range_beyond(chunks) {
                 return Err(LogError::BeyondEnd { seq, first, chunks });
             }
             let place_of = |id: &PlacedId| runs.iter().position(|run| run.id() == *id);

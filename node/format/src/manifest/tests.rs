@@ -2,7 +2,7 @@ use holdfast_types::{PlacedId, RunId, SegmentId, SnapshotUid};
 
 use super::apply::LogError;
 use super::*;
-use crate::fence::Fence;
+use crate::chunk_ranges::ChunkRanges;
 use crate::index::{Run, RunRef};
 use crate::limit::REMEMBERED_ATTACHES;
 use crate::record::{Body, Merge, Record};
@@ -29,7 +29,7 @@ fn segment(name: u8, chunks: Vec<(u32, u32)>) -> SegmentRef {
         index_offset: 0,
         index_bytes: 10,
         sectors: 5,
-        chunks: Fence::around(chunks),
+        chunks: ChunkRanges::around(chunks),
     }
 }
 
@@ -63,8 +63,8 @@ fn runs_stand_newest_first_and_a_checkpoint_keeps_them() {
     let mut manifest = attached();
     manifest.apply(&record(3, 1, commit(1, vec![(0, 2)]))).unwrap();
     manifest.apply(&record(4, 1, commit(2, vec![(1, 1), (7, 1)]))).unwrap();
-    let fences: Vec<&[(u32, u32)]> = manifest.runs().iter().map(|run| run.fence().runs()).collect();
-    assert_eq!(fences, [&[(1, 1), (7, 1)][..], &[(0, 2)]]);
+    let ranges: Vec<&[(u32, u32)]> = manifest.runs().iter().map(|run| run.chunk_ranges().ranges()).collect();
+    assert_eq!(ranges, [&[(1, 1), (7, 1)][..], &[(0, 2)]]);
     let held: Vec<u64> = (0..9).filter(|chunk| manifest.may_hold(Chunk(*chunk))).collect();
     assert_eq!(held, [0, 1, 7]);
     let read = Manifest::decode_checkpoint(&manifest.encode_checkpoint()).unwrap();
@@ -165,7 +165,7 @@ fn a_segment_of_chunks_that_no_volume_has_is_refused() {
 fn an_object_is_not_added_behind_its_place() {
     let mut manifest = attached();
     let named_for = |place| {
-        let chunks = Fence::around([(0, 1)]);
+        let chunks = ChunkRanges::around([(0, 1)]);
         let id = SegmentId::new(Place::until(Seq(place)), 1, [1; 10]);
         let segment = SegmentRef { id, bytes: 10, index_offset: 0, index_bytes: 10, sectors: 5, chunks };
         record(
@@ -243,7 +243,7 @@ fn merge(place: Place, newest: u8, oldest: u8, chunks: (u32, u32)) -> Merge {
         head_offset: 0,
         head_bytes: 50,
         sectors: 5,
-        chunks: Fence::around([chunks]),
+        chunks: ChunkRanges::around([chunks]),
     };
     Merge { newest: id(newest).0, oldest: id(oldest).0, output }
 }

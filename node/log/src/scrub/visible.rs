@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use holdfast_format::fence::Fence;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::index::{Run, RunPage, SegmentObject};
 use holdfast_format::manifest::Manifest;
 use holdfast_format::segment::{Frame, FrameIndex, SegmentRef};
@@ -57,7 +57,7 @@ pub(super) async fn weigh(lookup: Lookup<'_>, scans: Vec<Scan>) -> Result<Vec<Fi
         let (fault, ranges) = match (scan.verdict, scan.named) {
             (ScanVerdict::Whole, _) => continue,
             (ScanVerdict::Lost(fault), ReferencedSegment::Listed(segment)) => {
-                (fault, chunk_ranges(lookup.manifest, &segment.chunks))
+                (fault, sector_ranges(lookup.manifest, &segment.chunks))
             }
             (ScanVerdict::Lost(fault), ReferencedSegment::Merged { .. }) => (fault, visible),
             (ScanVerdict::Frames(damaged), _) => {
@@ -80,12 +80,12 @@ pub(super) fn weigh_runs(manifest: &Manifest, scans: BTreeMap<usize, RunScan>) -
         let harmless = |fault| Finding { key: key.clone(), fault, effect: Effect::Harmless };
         findings.extend(blemishes.into_iter().map(harmless));
         if let Some(fault) = lost {
-            let ranges = chunk_ranges(manifest, &run.chunks);
+            let ranges = sector_ranges(manifest, &run.chunks);
             findings.push(Finding { key, fault, effect: effect(ranges) });
             continue;
         }
         let Some(head) = head else { continue };
-        let chunks = chunk_ranges(manifest, &run.chunks);
+        let chunks = sector_ranges(manifest, &run.chunks);
         let mut ranges = Vec::new();
         for (page, _) in &pages {
             let blocks = head.blocks_of(*page);
@@ -150,7 +150,7 @@ impl Lookup<'_> {
         for (chunk, damaged) in chunks {
             let mut search = BlockSearch { damaged: &damaged, covered: HashMap::new(), shown: &mut shown };
             for (number, run) in self.manifest.runs().iter().enumerate() {
-                if run.fence().may_hold(chunk) {
+                if run.chunk_ranges().may_hold(chunk) {
                     self.search_run(number, run, &mut search).await?;
                 }
             }
@@ -225,10 +225,10 @@ impl BlockSearch<'_> {
     }
 }
 
-/// Returns the sectors of the chunks of `fence` that hold data.
-fn chunk_ranges(manifest: &Manifest, fence: &Fence) -> Vec<SectorRange> {
+/// Returns the sectors of the ranges of `chunks` that hold data.
+fn sector_ranges(manifest: &Manifest, chunks: &ChunkRanges) -> Vec<SectorRange> {
     let volume = SectorRange::new(0, manifest.sectors());
-    let chunks = fence.runs().iter().flat_map(|(first, count)| *first..*first + *count);
+    let chunks = chunks.ranges().iter().flat_map(|(first, count)| *first..*first + *count);
     let held = chunks.map(|chunk| Chunk(u64::from(chunk))).filter(|chunk| manifest.may_hold(*chunk));
     held.filter_map(|chunk| SectorRange::new(chunk.first_sector().0, CHUNK_SECTORS).intersect(volume))
         .collect()

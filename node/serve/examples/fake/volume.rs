@@ -9,8 +9,8 @@ use std::sync::Arc;
 use holdfast_engine::durable_map::Header;
 use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::chunk_set::ChunkSet;
-use holdfast_format::fence::Fence;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
@@ -48,7 +48,7 @@ impl FakeVolume {
             index_offset: 0,
             index_bytes: 10,
             sectors,
-            chunks: Fence::around([(0, sectors.div_ceil(CHUNK_SECTORS) as u32)]),
+            chunks: ChunkRanges::around([(0, sectors.div_ceil(CHUNK_SECTORS) as u32)]),
         };
         let attach = Body::Attach { sectors, node: "n".into(), displaced: None };
         let change = Body::Change {

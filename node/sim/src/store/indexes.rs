@@ -100,7 +100,7 @@ impl StoredIndexes {
 
     /// Returns the composition of `block` by the list `runs`, newest first.
     pub(super) fn composition(&self, runs: &[Run], block: Block) -> Composition {
-        let in_chunk = runs.iter().filter(|run| run.fence().may_hold(block.chunk()));
+        let in_chunk = runs.iter().filter(|run| run.chunk_ranges().may_hold(block.chunk()));
         let known: Vec<KnownPart<'_>> = in_chunk.filter_map(|run| self.known_part(run, block)).collect();
         let layers = known.iter().map(|known| match known {
             KnownPart::Segment(id, index) => Layer::Segment(*id, index),

@@ -2,7 +2,7 @@
 
 use holdfast_background::{Acquired, AttachError};
 use holdfast_engine::action::MapWrite;
-use holdfast_engine::attach::{AttachRefused, Claim, Foreign, Missing};
+use holdfast_engine::attach::{AttachRefused, Claim, ForeignReason, Missing};
 use holdfast_engine::durable_map::{Header, header_offset};
 use holdfast_engine::limit::REMEMBERED_NONCES;
 use holdfast_engine::sector_map::{RestoredMap, map_bytes};
@@ -131,10 +131,10 @@ impl World {
     fn check_rolled_back(&self, host: usize, result: &Result<Acquired<Restored>, AttachError<LocalError>>) {
         let says_so = match result {
             Ok(acquired) => {
-                acquired.preserved.is_some_and(|preserved| preserved.why == Foreign::LogRolledBack)
+                acquired.preserved.is_some_and(|preserved| preserved.why == ForeignReason::LogRolledBack)
             }
             Err(AttachError::Refused(AttachRefused::LocalStateMissing { missing, .. })) => {
-                *missing == Missing::Differs(Foreign::LogRolledBack)
+                *missing == Missing::Differs(ForeignReason::LogRolledBack)
             }
             Err(_) => false,
         };

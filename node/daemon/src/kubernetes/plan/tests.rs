@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::kubernetes::retry::{OperationFailure, Retry};
-use crate::node::{StoreHealth, StoreUnreachable, VolumeState};
+use crate::node::{StoreHealth, StoreOutage, VolumeState};
 use crate::volumes::tests::attached;
 use holdfast_objects::{Blocker, ErrorKind};
 

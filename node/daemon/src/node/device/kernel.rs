@@ -41,7 +41,7 @@ pub(in crate::node) trait Devices: Send + Sync {
     /// Returns the maximum number of queues of a new device: each has at least two of the daemon's
     /// processors. A processor that goes offline as the last one of its queue waits for that queue's
     /// requests, and a starting daemon then waits for the processor (`docs/kernels.md`).
-    fn most_queues(&self) -> u16;
+    fn max_queues(&self) -> u16;
     /// Returns the description of any device.
     fn look(&self, id: u32) -> Result<DeviceInfo, ControlError>;
     /// Returns the device with this id, if it is the expected one.
@@ -121,7 +121,7 @@ impl Devices for Kernel {
         Ok([Device::list()?, self.fuse.list()?].concat())
     }
 
-    fn most_queues(&self) -> u16 {
+    fn max_queues(&self) -> u16 {
         let recovers_each = KernelRelease::running().is_ok_and(|release| release.recovers_each_queue());
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         if recovers_each { u16::try_from(cpus / 2).unwrap_or(u16::MAX).max(1) } else { 1 }

@@ -9,7 +9,7 @@ use holdfast_engine::sector_map::map_bytes;
 use holdfast_engine::settings::{AttachState, DirtyLimits, Durability, Setup};
 use holdfast_engine::volume::Volume;
 use holdfast_engine::{action::Action, event::CreateAnswer};
-use holdfast_format::fence::Fence;
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::manifest::Manifest;
 use holdfast_format::record::{Body, Record};
 use holdfast_format::segment::SegmentRef;
@@ -156,7 +156,7 @@ impl Writer {
                 index_offset: 0,
                 index_bytes: 100,
                 sectors: 5,
-                chunks: Fence::around([(0, 1)]),
+                chunks: ChunkRanges::around([(0, 1)]),
             }),
             Action::StorePending { .. } => Event::PendingStored { result: done },
             Action::StoreRoot { .. } => Event::RootStored,

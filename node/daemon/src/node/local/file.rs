@@ -52,7 +52,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 ///
 /// # Errors
 /// [`NodeError::Damaged`] if it is shorter; the kernel's error.
-pub(in crate::node) fn cut(handle: &File, path: &Path, length: u64) -> Result<(), NodeError> {
+pub(in crate::node) fn truncate(handle: &File, path: &Path, length: u64) -> Result<(), NodeError> {
     let found = handle.metadata().map_err(file(path, "read"))?.len();
     if found < length {
         let [found, expected] = [found, length].map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));

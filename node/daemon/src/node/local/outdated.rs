@@ -7,7 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use holdfast_background::LocalState;
-use holdfast_engine::attach::{Foreign, LocalData, worth};
+use holdfast_engine::attach::{ForeignReason, LocalData, assess_local};
 use holdfast_log::read_manifest_to_end;
 use holdfast_s3::S3Config;
 use holdfast_service::chain;
@@ -77,10 +77,10 @@ impl OutdatedFiles<'_> {
         let Some(found) = LocalState::read_map(&local).await? else {
             return LocalState::discard(&local).await;
         };
-        match worth(&manifest, Some(&found)) {
+        match assess_local(&manifest, Some(&found)) {
             // If the log was rolled back, this may be the only copy of data that the log lacks: an attach
             // decides.
-            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(Foreign::LogRolledBack) => {
+            LocalData::Absent | LocalData::Ours { .. } | LocalData::Foreign(ForeignReason::LogRolledBack) => {
                 tracing::warn!(%volume, "the files of a volume that another node has stay: its log does not show that they are outdated");
                 Ok(())
             }

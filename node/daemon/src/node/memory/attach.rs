@@ -79,22 +79,22 @@ impl Node {
     ) -> Result<(), NodeError> {
         let NodeConfig { memory_volumes_bytes, memory_spill_bytes, .. } = self.0.config;
         let has = |of: fn(&MemoryShape) -> u64| from.map_or(0, of);
-        let (most_bytes, left_bytes) =
-            (to.most_bytes(), memory_volumes_bytes.saturating_sub(others.memory_bytes));
-        if most_bytes > left_bytes.max(has(MemoryShape::most_bytes)) {
+        let (max_bytes, left_bytes) =
+            (to.max_bytes(), memory_volumes_bytes.saturating_sub(others.memory_bytes));
+        if max_bytes > left_bytes.max(has(MemoryShape::max_bytes)) {
             return Err(NodeError::MemoryLimit {
                 volume: volume.clone(),
-                most: ByteSize(most_bytes).rounded(),
+                most: ByteSize(max_bytes).rounded(),
                 left: ByteSize(left_bytes).rounded(),
                 limit: ByteSize(memory_volumes_bytes),
             });
         }
-        let (most_bytes, left_bytes) =
+        let (max_bytes, left_bytes) =
             (to.spill_bytes(), memory_spill_bytes.saturating_sub(others.spill_bytes));
-        if most_bytes > left_bytes.max(has(MemoryShape::spill_bytes)) {
+        if max_bytes > left_bytes.max(has(MemoryShape::spill_bytes)) {
             return Err(NodeError::MemorySpill {
                 volume: volume.clone(),
-                most: ByteSize(most_bytes).rounded(),
+                most: ByteSize(max_bytes).rounded(),
                 left: ByteSize(left_bytes).rounded(),
                 limit: ByteSize(memory_spill_bytes),
             });
@@ -146,7 +146,7 @@ impl Node {
                 Ok(opened)
             }
         });
-        let queues = queues_of(&shape, self.0.rings.count().min(kernel.most_queues()));
+        let queues = queues_of(&shape, self.0.rings.count().min(kernel.max_queues()));
         let present = self.add_memory(volume, local, record, opened.await?, (pages, queues)).await?;
         let spec = DeviceSpec {
             id: None,

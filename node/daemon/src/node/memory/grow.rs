@@ -42,8 +42,8 @@ impl Node {
         let can_resize = blocking(move || Ok(kernel.can_resize(device.transport())?)).await?;
         let begun = self.0.memory.begin_growth(volume, |from, others| {
             // The limits of a full volume can be raised on every kernel.
-            let most_bytes = if can_resize { u64::MAX } else { from.pages * SECTOR_BYTES };
-            let grown = from.grown(volume, &GrowTo { bytes: to.bytes.min(most_bytes), ..to })?;
+            let max_bytes = if can_resize { u64::MAX } else { from.pages * SECTOR_BYTES };
+            let grown = from.grown(volume, &GrowTo { bytes: to.bytes.min(max_bytes), ..to })?;
             self.check_memory_limits(volume, (Some(from), &grown), others)?;
             Ok(grown)
         })?;

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::spill_file::SpillFile;
 use crate::node::device::tag::Installation;
 use crate::node::error::{LocalDamage, NodeError, file};
-use crate::node::local::file::{allocated_bytes, cut, random};
+use crate::node::local::file::{allocated_bytes, random, truncate};
 use crate::node::local::record_file::spare;
 use crate::node::local::record_json;
 use crate::node::local::volume_files::{LocalDirs, spill_files_dir, trash_dir, volumes_under};
@@ -92,7 +92,7 @@ impl MemoryRecord {
 
 /// Maximum bytes of the files of a memory volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MostBytes {
+pub(super) struct MaxBytes {
     /// In the run directory.
     pub(super) memory: u64,
     /// In the state directory.
@@ -281,8 +281,8 @@ impl MemoryLocal {
             None => self.read_head(&table, record)?,
         };
         // An unrecorded growth may have extended them.
-        cut(&table, &self.table_path(), table_bytes(&head))?;
-        cut(&slabs, &self.slabs_path(), slab_bytes(&head))?;
+        truncate(&table, &self.table_path(), table_bytes(&head))?;
+        truncate(&slabs, &self.slabs_path(), slab_bytes(&head))?;
         let volume = self.map(&table, slabs, &head)?;
         let spill_file = match head.spill_pages {
             0 => None,
@@ -349,11 +349,11 @@ impl MemoryLocal {
     /// Truncates the files to the lengths of a volume with this head.
     fn shorten(&self, head: &TableHead) -> Result<(), NodeError> {
         let (table, slabs) = self.open_memory()?;
-        cut(&table, &self.table_path(), table_bytes(head))?;
-        cut(&slabs, &self.slabs_path(), slab_bytes(head))?;
+        truncate(&table, &self.table_path(), table_bytes(head))?;
+        truncate(&slabs, &self.slabs_path(), slab_bytes(head))?;
         match head.spill_pages {
             0 => Ok(()),
-            1.. => self.spill_file(head.nonce).cut(head.pages),
+            1.. => self.spill_file(head.nonce).truncate(head.pages),
         }
     }
 
@@ -451,9 +451,9 @@ impl MemoryLocal {
     }
 
     /// Returns the maximum bytes of a predecessor's files; 0 if they cannot be examined.
-    pub(super) fn most_bytes(&self) -> MostBytes {
+    pub(super) fn max_bytes(&self) -> MaxBytes {
         let bytes = |path: PathBuf| fs::metadata(path).map_or(0, |found| found.len());
-        MostBytes {
+        MaxBytes {
             memory: bytes(self.table_path()).saturating_add(bytes(self.slabs_path())),
             spill: self.recorded_head().map_or(0, |head| head.spill_pages * SECTOR_BYTES),
         }

@@ -64,7 +64,7 @@ impl Node {
                 tracing::error!(error = chain(&error), "a memory volume was not recovered");
                 continue;
             }
-            self.0.memory.recover(volume.clone(), local.most_bytes());
+            self.0.memory.recover(volume.clone(), local.max_bytes());
             let (ends, ended) = oneshot::channel();
             self.0.tasks.spawn(self.clone().recover_one_memory(volume, local, ends));
             tries.push(ended);

@@ -16,7 +16,7 @@ const RESERVE: u64 = 4;
 /// Granularity of sizes in the message.
 const SHOWN_BYTES: u64 = 1 << 20;
 
-/// Fails if the run directory has no space for a volume of at most `most_bytes`, in addition to the
+/// Fails if the run directory has no space for a volume of at most `max_bytes`, in addition to the
 /// `promised_bytes` of other volumes.
 ///
 /// # Errors
@@ -24,17 +24,17 @@ const SHOWN_BYTES: u64 = 1 << 20;
 pub(super) fn check_room(
     run_dir: &Path,
     volume: &VolumeId,
-    most_bytes: u64,
+    max_bytes: u64,
     promised_bytes: u64,
 ) -> Result<(), NodeError> {
     let found = rustix::fs::statvfs(run_dir).map_err(|errno| file(run_dir, "measured")(errno.into()))?;
     let Some(left_bytes) = left(&found, promised_bytes) else { return Ok(()) };
-    if most_bytes <= left_bytes {
+    if max_bytes <= left_bytes {
         return Ok(());
     }
     Err(NodeError::MemoryRoom {
         volume: volume.clone(),
-        most: ByteSize(most_bytes.next_multiple_of(SHOWN_BYTES)),
+        most: ByteSize(max_bytes.next_multiple_of(SHOWN_BYTES)),
         run_dir: run_dir.to_owned(),
         left: ByteSize(left_bytes / SHOWN_BYTES * SHOWN_BYTES),
     })

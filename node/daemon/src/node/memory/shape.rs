@@ -120,7 +120,7 @@ impl MemoryShape {
     }
 
     /// Returns its maximum memory in bytes: its files, and the buffers of its device.
-    pub(super) const fn most_bytes(&self) -> u64 {
+    pub(super) const fn max_bytes(&self) -> u64 {
         self.file_bytes() + BUFFER_BYTES
     }
 
@@ -181,7 +181,7 @@ impl MemoryShape {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_crds::{most_memory_bytes, most_spill_bytes};
+    use holdfast_crds::{max_memory_bytes, max_spill_bytes};
 
     use super::*;
 
@@ -206,8 +206,8 @@ mod tests {
                 owner: None,
             };
             let shape = MemoryShape::of(&request).unwrap();
-            assert_eq!(shape.most_bytes(), most_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
-            assert_eq!(shape.spill_bytes(), most_spill_bytes(bytes, spill_bytes), "{bytes} {spill_bytes:?}");
+            assert_eq!(shape.max_bytes(), max_memory_bytes(bytes, limit_bytes), "{bytes} {limit_bytes:?}");
+            assert_eq!(shape.spill_bytes(), max_spill_bytes(bytes, spill_bytes), "{bytes} {spill_bytes:?}");
         }
     }
 }

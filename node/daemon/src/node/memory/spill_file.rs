@@ -18,7 +18,7 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 
 use crate::node::error::{LocalDamage, NodeError, file};
-use crate::node::local::file::{cut, open_direct, open_mode};
+use crate::node::local::file::{open_direct, open_mode, truncate};
 
 /// The spill file of a volume.
 pub(super) struct SpillFile {
@@ -55,8 +55,8 @@ impl SpillFile {
     ///
     /// # Errors
     /// [`NodeError::Damaged`] if it is shorter; an error of the filesystem.
-    pub(super) fn cut(&self, pages: u64) -> Result<(), NodeError> {
-        cut(&self.open_for_length()?, &self.path, file_bytes(pages))
+    pub(super) fn truncate(&self, pages: u64) -> Result<(), NodeError> {
+        truncate(&self.open_for_length()?, &self.path, file_bytes(pages))
     }
 
     fn open_for_length(&self) -> Result<File, NodeError> {
@@ -79,7 +79,7 @@ impl SpillFile {
             }
             opened => opened.map_err(file(&self.path, "opened"))?,
         };
-        cut(&spill_file, &self.path, file_bytes(pages))?;
+        truncate(&spill_file, &self.path, file_bytes(pages))?;
         match settle(&spill_file, volume, pages).map_err(file(&self.path, "read"))? {
             0 => Ok(spill_file),
             pages => Err(damaged(LocalDamage::SpillFile { pages })),

@@ -16,7 +16,7 @@ use crate::node::store::block_cache::slab_path;
 /// Reciprocal of the fraction of the disk that is reserved for other files of the daemon, as by the cache.
 const RESERVE: u64 = 64;
 
-/// Fails if the state disk has no space for a spill file of `most_bytes`, in addition to a slab of
+/// Fails if the state disk has no space for a spill file of `max_bytes`, in addition to a slab of
 /// `slab_bytes` and the `promised_bytes` of other spill files.
 ///
 /// # Errors
@@ -24,17 +24,17 @@ const RESERVE: u64 = 64;
 pub(super) fn check_spill_room(
     state_dir: &Path,
     volume: &VolumeId,
-    most_bytes: u64,
+    max_bytes: u64,
     slab_bytes: u64,
     promised_bytes: u64,
 ) -> Result<(), NodeError> {
     let left_bytes = spill_room_bytes(state_dir, slab_bytes, promised_bytes)?;
-    if most_bytes <= left_bytes {
+    if max_bytes <= left_bytes {
         return Ok(());
     }
     Err(NodeError::MemorySpillRoom {
         volume: volume.clone(),
-        most: ByteSize(most_bytes).rounded(),
+        most: ByteSize(max_bytes).rounded(),
         state_dir: state_dir.to_owned(),
         left: ByteSize(left_bytes).rounded(),
     })

@@ -7,7 +7,7 @@ use holdfast_types::{SECTOR_BYTES, VolumeId};
 use holdfast_ublk::Device;
 use parking_lot::Mutex;
 
-use super::local::MostBytes;
+use super::local::MaxBytes;
 use super::present::PresentMemory;
 use super::shape::{BUFFER_BYTES, MemoryShape};
 use crate::node::volume::status::{NodeVolumeStatus, VolumeState};
@@ -44,7 +44,7 @@ struct TableEntry {
     /// Present once it is on a ring thread.
     present: Option<Arc<PresentMemory>>,
     /// Maximum use of its files, in memory and on the disk; during a growth, the new maximum.
-    most: MostBytes,
+    most: MaxBytes,
     is_growing: bool,
 }
 
@@ -70,14 +70,14 @@ pub(super) struct OthersMost {
     pub(super) spill_bytes: u64,
 }
 
-impl From<&MemoryShape> for MostBytes {
+impl From<&MemoryShape> for MaxBytes {
     fn from(shape: &MemoryShape) -> Self {
         Self { memory: shape.file_bytes(), spill: shape.spill_bytes() }
     }
 }
 
 impl TableEntry {
-    fn new(state: MemoryState, most: MostBytes) -> Self {
+    fn new(state: MemoryState, most: MaxBytes) -> Self {
         Self { state, present: None, most, is_growing: false }
     }
 
@@ -100,7 +100,7 @@ impl TableEntry {
     }
 
     /// Returns its maximum memory, in bytes.
-    fn most_bytes(&self) -> u64 {
+    fn max_bytes(&self) -> u64 {
         self.most.memory + BUFFER_BYTES
     }
 
@@ -182,7 +182,7 @@ impl MemoryTable {
     }
 
     /// Reserves a volume for its recovery, with this maximum use of its files.
-    pub(super) fn recover(&self, volume: VolumeId, most: MostBytes) {
+    pub(super) fn recover(&self, volume: VolumeId, most: MaxBytes) {
         let state = MemoryState::Recovering { error: None };
         self.0.lock().insert(volume, TableEntry::new(state, most));
     }
@@ -203,7 +203,7 @@ impl MemoryTable {
     pub(super) fn bytes(&self) -> (u64, u64) {
         let entries = self.0.lock();
         entries.values().fold((0, 0), |(most, used): (u64, u64), entry| {
-            (most.saturating_add(entry.most_bytes()), used.saturating_add(entry.used_bytes()))
+            (most.saturating_add(entry.max_bytes()), used.saturating_add(entry.used_bytes()))
         })
     }
 
@@ -222,7 +222,7 @@ impl MemoryTable {
     /// Publishes that a volume was added to its ring threads.
     pub(super) fn add_present(&self, volume: &VolumeId, present: Arc<PresentMemory>) {
         if let Some(entry) = self.0.lock().get_mut(volume) {
-            entry.most = MostBytes::from(&present.shape());
+            entry.most = MaxBytes::from(&present.shape());
             entry.present = Some(present);
         }
     }
@@ -284,7 +284,7 @@ impl MemoryTable {
         let to = grown(&from, others)?;
         let begun =
             BegunGrowth { present: Arc::clone(present), device: *device, from, to, promised_bytes, spill };
-        entry.most = MostBytes::from(&to);
+        entry.most = MaxBytes::from(&to);
         entry.is_growing = true;
         Ok(begun)
     }
@@ -294,7 +294,7 @@ impl MemoryTable {
         if let Some(entry) = self.0.lock().get_mut(volume) {
             entry.is_growing = false;
             if let Some(present) = &entry.present {
-                entry.most = MostBytes::from(&*present.recorded.lock());
+                entry.most = MaxBytes::from(&*present.recorded.lock());
             }
         }
     }
@@ -408,7 +408,7 @@ impl MemoryTable {
 fn others_most(entries: &BTreeMap<VolumeId, TableEntry>, apart: &VolumeId) -> OthersMost {
     let others = entries.iter().filter(|(volume, _)| *volume != apart).map(|(_, entry)| entry);
     OthersMost {
-        memory_bytes: others.clone().map(TableEntry::most_bytes).fold(0, u64::saturating_add),
+        memory_bytes: others.clone().map(TableEntry::max_bytes).fold(0, u64::saturating_add),
         spill_bytes: others.map(|entry| entry.most.spill).fold(0, u64::saturating_add),
     }
 }

@@ -27,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::node::clock::now;
 use crate::node::error::{NodeError, file};
-use crate::node::local::file::{cut, open_direct};
+use crate::node::local::file::{open_direct, truncate};
 use crate::node::run_blocking::run_blocking;
 use crate::node::store::kept_table::KeptTable;
 
@@ -151,7 +151,7 @@ impl BlockSlab {
         let bytes = u64::from(slots) * BLOCK_BYTES;
         let disk = open_direct(path, bytes)?;
         // A larger one of earlier settings.
-        cut(&disk, path, bytes)?;
+        truncate(&disk, path, bytes)?;
         let name = "holdfast-blocks";
         let memory = memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(io::Error::from);
         let memory = memory

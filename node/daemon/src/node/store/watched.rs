@@ -45,7 +45,7 @@ const SILENT_FOR: Duration = Duration::from_mins(10);
 
 /// A store that does not respond, or rejects one kind of request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct StoreUnreachable {
+pub(crate) struct StoreOutage {
     /// Send time of the first failed request.
     pub(crate) since: SystemTime,
     /// Error of the last one.
@@ -57,7 +57,7 @@ pub(crate) struct StoreUnreachable {
     pub(crate) object: Option<String>,
 }
 
-impl StoreUnreachable {
+impl StoreOutage {
     /// Returns true if `volume`, with `waiting` pending requests, is affected. A clone reads objects of its
     /// source.
     fn concerns(&self, volume: &VolumeId, waiting: usize) -> bool {
@@ -87,12 +87,12 @@ pub(crate) enum StoreHealth {
     /// The last request got a response.
     Answers,
     /// It does not respond.
-    Unreachable(StoreUnreachable),
+    Unreachable(StoreOutage),
 }
 
 impl StoreHealth {
     /// Returns the outage in progress.
-    pub(crate) fn unreachable(&self) -> Option<&StoreUnreachable> {
+    pub(crate) fn unreachable(&self) -> Option<&StoreOutage> {
         match self {
             Self::Unknown | Self::Answers => None,
             Self::Unreachable(outage) => Some(outage),
@@ -130,7 +130,7 @@ pub(crate) struct WatchedStore<S = StoreClient> {
 #[derive(Debug, Default)]
 struct StoreResponses {
     /// Set while the store does not respond.
-    outage: Option<StoreUnreachable>,
+    outage: Option<StoreOutage>,
     /// Time of the last response.
     answered: Option<Instant>,
     lanes: BTreeMap<StoreLane, LaneState>,
@@ -148,7 +148,7 @@ struct LaneState {
 
 #[derive(Debug)]
 struct Refused {
-    outage: StoreUnreachable,
+    outage: StoreOutage,
     first: Instant,
     last: Instant,
 }
@@ -194,7 +194,7 @@ impl StoreResponses {
         let before = before.filter(|silent| now.duration_since(silent.last) < SILENT_FOR);
         let (since, first) = before.map_or((sent.time, now), |silent| (silent.outage.since, silent.first));
         let error = format!("uploads get no answer of the store: {error}");
-        let outage = StoreUnreachable { since, error, kind: ErrorKind::Invalid, object: None };
+        let outage = StoreOutage { since, error, kind: ErrorKind::Invalid, object: None };
         self.silent_uploads = Some(Refused { outage, first, last: now });
     }
 
@@ -306,7 +306,7 @@ impl<S> WatchedStore<S> {
                 if known.answered.is_none_or(|answered| answered <= sent.at) {
                     let since = known.outage.as_ref().map_or(sent.time, |outage| outage.since);
                     let (error, kind) = (chain(error), kind(error));
-                    known.outage = Some(StoreUnreachable { since, error, kind, object: None });
+                    known.outage = Some(StoreOutage { since, error, kind, object: None });
                 }
                 return result;
             }
@@ -336,7 +336,7 @@ impl<S> WatchedStore<S> {
                 let (since, first) =
                     before.map_or((sent.time, now), |refused| (refused.outage.since, refused.first));
                 let object = (lane == StoreLane::Archive).then(|| sent.what.to_owned());
-                let outage = StoreUnreachable { since, error, kind, object };
+                let outage = StoreOutage { since, error, kind, object };
                 state.refused = Some(Refused { outage, first, last: now });
             }
         }
@@ -596,7 +596,7 @@ mod tests {
         assert_eq!(watched.health(), StoreHealth::Answers);
         let repeated = |kind, seconds| {
             let since = SystemTime::now();
-            let outage = StoreUnreachable { since, error: String::new(), kind, object: None };
+            let outage = StoreOutage { since, error: String::new(), kind, object: None };
             let last = Instant::now();
             Refused { outage, first: last - Duration::from_secs(seconds), last }.lasts(last)
         };

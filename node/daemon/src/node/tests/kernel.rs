@@ -332,7 +332,7 @@ impl Devices for FakeKernel {
         })
     }
 
-    fn most_queues(&self) -> u16 {
+    fn max_queues(&self) -> u16 {
         3
     }
 

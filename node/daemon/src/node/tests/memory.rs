@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use holdfast_crds::{MemoryUse, SpillUse, most_memory_bytes};
+use holdfast_crds::{MemoryUse, SpillUse, max_memory_bytes};
 use holdfast_memory::{Codecs, PAGE_BYTES, PageCodec};
 use tokio::runtime::Builder;
 
@@ -494,7 +494,7 @@ fn memory_volumes_stay_within_the_limit_of_the_node() {
     let of =
         |name: &str| MemoryAttach { volume: name.parse().unwrap(), limit_bytes: Some(1 << 20), ..scratch() };
     let limited = |limit_bytes| NodeConfig { memory_volumes_bytes: limit_bytes, ..dirs.config() };
-    let one = most_memory_bytes(scratch().bytes, Some(1 << 20));
+    let one = max_memory_bytes(scratch().bytes, Some(1 << 20));
     let run = |limit_bytes, script: fn(Node, MemoryAttach, MemoryAttach, u64) -> _| {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

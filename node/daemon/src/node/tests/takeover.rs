@@ -12,7 +12,7 @@ use holdfast_background::{
     Acquired, AttachError, Background, Compressors, Environment, Preserved, StoreKey, Work, acquire,
 };
 use holdfast_engine::action::Report;
-use holdfast_engine::attach::{AttachRefused, Foreign, LocalData, Missing, worth};
+use holdfast_engine::attach::{AttachRefused, ForeignReason, LocalData, Missing, assess_local};
 use holdfast_engine::durable_map::FoundMap;
 use holdfast_engine::sector_map::Restore;
 use holdfast_engine::settings::{AttachState, Pending};
@@ -250,13 +250,14 @@ fn a_disk_that_was_rolled_back_overwrites_no_newer_commit() {
         assert!(pages.holds_dirty(), "the older state has something to upload");
 
         let refused = attach(&dirs, &store, &claim("a", 2)).await.err().unwrap();
-        let AttachRefused::LocalStateMissing { missing: Missing::Differs(Foreign::Older), .. } = refused
+        let AttachRefused::LocalStateMissing { missing: Missing::Differs(ForeignReason::Older), .. } =
+            refused
         else {
             panic!("{refused:?}")
         };
         let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
         let acquired = attach(&dirs, &store, &accepted).await.unwrap();
-        assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::Older }));
+        assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: ForeignReason::Older }));
         assert!(acquired.found.is_empty() && acquired.displaced.is_some());
         let kept = fenced::find(dirs.state.path(), "disk-1").unwrap();
         assert_eq!(kept.contents().unwrap().bytes(), 3 * SECTOR_BYTES);
@@ -293,14 +294,17 @@ fn a_log_rolled_back_is_reported_and_breaks_no_log() {
         else {
             panic!("older objects are served")
         };
-        assert_eq!(missing, Missing::Differs(Foreign::LogRolledBack));
+        assert_eq!(missing, Missing::Differs(ForeignReason::LogRolledBack));
 
         let accepted = Claim { replaces: Some(Epoch(1)), ..claim("a", 3) };
         for (store, claim) in [(never_attached, claim("a", 3)), (attached, accepted)] {
             let restored = Dirs::new();
             copy(&dirs.local().dir(), &restored.local().dir());
             let acquired = attach(&restored, &store, &claim).await.unwrap();
-            assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::LogRolledBack }));
+            assert_eq!(
+                acquired.preserved,
+                Some(Preserved { epoch: Epoch(1), why: ForeignReason::LogRolledBack })
+            );
             assert_eq!(acquired.displaced.as_ref().map(|writer| writer.epoch), claim.replaces);
             assert_eq!((acquired.header.epoch, acquired.found.is_empty()), (Epoch(2), true));
             let kept = fenced::find(restored.state.path(), "disk-1").unwrap();
@@ -311,7 +315,7 @@ fn a_log_rolled_back_is_reported_and_breaks_no_log() {
             let log = read_manifest(&*store, &volume()).await.unwrap();
             assert_eq!(log.epoch(), Epoch(2));
             let after = restored.local().read_map().unwrap().unwrap();
-            assert!(matches!(worth(&log, Some(&after)), LocalData::Ours { .. }));
+            assert!(matches!(assess_local(&log, Some(&after)), LocalData::Ours { .. }));
         }
     });
 }
@@ -359,7 +363,7 @@ fn a_list_that_is_behind_sets_no_log_back() {
         let behind = StaleList(Arc::clone(&store));
         let seen = read_manifest(&behind, &volume()).await.unwrap();
         let found = dirs.local().read_map().unwrap().unwrap();
-        assert_eq!(worth(&seen, Some(&found)), LocalData::Foreign(Foreign::LogRolledBack));
+        assert_eq!(assess_local(&seen, Some(&found)), LocalData::Foreign(ForeignReason::LogRolledBack));
         let acquired = acquire(&behind, &volume(), &dirs.local(), &claim("a", 2), &NodeTime).await.unwrap();
         assert_eq!((acquired.preserved, acquired.header.epoch), (None, Epoch(2)));
         assert!(!acquired.found.is_empty());
@@ -581,8 +585,8 @@ fn a_disk_as_of_its_last_commit_is_trusted() {
             writer.write_and_commit().await;
             let found = dirs.local().read_map().unwrap().unwrap();
             let manifest = read_manifest(&*store, &volume()).await.unwrap();
-            let worth = worth(&manifest, Some(&found));
-            assert!(matches!(worth, LocalData::Ours { .. }), "{worth:?}");
+            let local_data = assess_local(&manifest, Some(&found));
+            assert!(matches!(local_data, LocalData::Ours { .. }), "{local_data:?}");
         }
     });
 }
@@ -880,13 +884,13 @@ fn local_state_of_another_store_is_never_trusted() {
         drop(writer);
         let acquired = attach(&dirs, &other, &claim("a", 2)).await.unwrap();
         assert!(acquired.found.is_empty());
-        assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: Foreign::OtherVolume }));
+        assert_eq!(acquired.preserved, Some(Preserved { epoch: Epoch(1), why: ForeignReason::OtherVolume }));
         let AttachRefused::LocalStateMissing { missing, .. } =
             attach(&dirs, &main, &claim("a", 3)).await.err().unwrap()
         else {
             panic!("the first volume is attached as if its data were here")
         };
-        assert_eq!(missing, Missing::Differs(Foreign::OtherVolume));
+        assert_eq!(missing, Missing::Differs(ForeignReason::OtherVolume));
     });
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_background::{Acquired, Background, Preserved, StoreKey, acquire};
-use holdfast_engine::attach::{Claim, Foreign};
+use holdfast_engine::attach::{Claim, ForeignReason};
 use holdfast_engine::settings::{AttachState, RuntimeSettings, Setup};
 use holdfast_format::displaced::Displaced;
 use holdfast_service::{chain, trace};
@@ -325,11 +325,11 @@ fn log_acquired(volume: &VolumeId, acquired: &Acquired<AttachFiles>) {
     }
     if let Some(Preserved { epoch, why }) = acquired.preserved {
         match why {
-            Foreign::LogRolledBack => tracing::error!(
+            ForeignReason::LogRolledBack => tracing::error!(
                 %volume, %epoch,
                 "the log was rolled back to an earlier state; preserved local data, clean or dirty, that is newer than the log"
             ),
-            Foreign::OtherVolume | Foreign::Superseded | Foreign::Older => tracing::warn!(
+            ForeignReason::OtherVolume | ForeignReason::Superseded | ForeignReason::Older => tracing::warn!(
                 %volume, %epoch, ?why,
                 "preserved local data that is not the volume's newest"
             ),

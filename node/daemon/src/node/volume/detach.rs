@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use holdfast_background::is_kept;
-use holdfast_engine::attach::{LocalData, worth};
+use holdfast_engine::attach::{LocalData, assess_local};
 use holdfast_engine::event::Event;
 use holdfast_log::read_manifest_to_end;
 use holdfast_objects::ObjectStore;
@@ -155,7 +155,7 @@ async fn is_stored(objects: &dyn ObjectStore, local: &Local) -> bool {
     }
     match read_manifest_to_end(objects, local.volume()).await {
         Ok(manifest) => {
-            !matches!(worth(&manifest, Some(&found)), LocalData::Foreign(why) if is_kept(&found, why))
+            !matches!(assess_local(&manifest, Some(&found)), LocalData::Foreign(why) if is_kept(&found, why))
         }
         Err(error) => {
             tracing::warn!(

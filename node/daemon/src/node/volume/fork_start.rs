@@ -36,7 +36,7 @@ enum ForkSource {
     #[default]
     Unknown,
     /// Being read.
-    Asked,
+    Requested,
     /// It has no list.
     Unlisted(SnapshotName),
 }
@@ -64,7 +64,7 @@ impl ForkStart {
         let mut source = self.source.lock();
         let is_new = matches!(*source, ForkSource::Unknown);
         if is_new {
-            *source = ForkSource::Asked;
+            *source = ForkSource::Requested;
         }
         Some(FirstReadWork { prefetch: is_new.then(|| runs.clone()) })
     }
@@ -99,7 +99,7 @@ impl ForkStart {
     pub(crate) async fn store_list(&self, cold: &ColdReads, objects: &dyn ObjectStore) {
         let snapshot = match &*self.source.lock() {
             ForkSource::Unlisted(snapshot) => snapshot.clone(),
-            ForkSource::Unknown | ForkSource::Asked => return,
+            ForkSource::Unknown | ForkSource::Requested => return,
         };
         let Some(blocks) = self.reads.lock().blocks() else { return };
         let list = PrefetchList::new(snapshot, blocks);

@@ -12,7 +12,7 @@ use holdfast_s3::StoreAdaptation;
 use holdfast_types::VolumeId;
 use holdfast_ublk::Device;
 
-use crate::node::store::watched::{RefusedDeletes, StoreHealth, StoreUnreachable};
+use crate::node::store::watched::{RefusedDeletes, StoreHealth, StoreOutage};
 use crate::node::volume::present::Present;
 use crate::node::volume::state::{State, WriterState};
 use crate::node::volume::table::{SeenVolume, refusal};
@@ -284,7 +284,7 @@ fn recovery_failure(volume: &VolumeId, state: &State) -> Option<String> {
 }
 
 /// Returns the most important message about a volume on a ring thread.
-fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) -> Option<String> {
+fn message(state: &State, status: &Status, outage: Option<&StoreOutage>) -> Option<String> {
     if state.is_fenced() {
         let preserve_error = match state {
             State::Detaching { preserve_error, .. } => preserve_error.clone(),
@@ -309,7 +309,7 @@ fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) ->
             Some(WaitCause::Store) => Some(with_store_fault("requests wait for the object store", outage)),
             Some(WaitCause::Local(said)) => Some(said.to_owned()),
             None => {
-                let lasting = |outage: &&StoreUnreachable| {
+                let lasting = |outage: &&StoreOutage| {
                     outage.since.elapsed().is_ok_and(|passed| passed >= STORE_FAULT_AFTER)
                 };
                 let served = "local data is served, and uploads wait for the object store";
@@ -332,7 +332,7 @@ fn message(state: &State, status: &Status, outage: Option<&StoreUnreachable>) ->
 }
 
 /// Appends the store's last error to a state, if the store does not serve the volume.
-fn with_store_fault(state: &str, outage: Option<&StoreUnreachable>) -> String {
+fn with_store_fault(state: &str, outage: Option<&StoreOutage>) -> String {
     outage.map_or_else(|| state.to_owned(), |outage| format!("{state}: {}", outage.error))
 }
 
@@ -456,7 +456,7 @@ mod tests {
     /// Regression: `list` showed no message, or none that named a cause.
     #[test]
     fn a_store_that_does_not_serve_the_volume_is_named() {
-        let outage = StoreUnreachable {
+        let outage = StoreOutage {
             since: SystemTime::now() - Duration::from_secs(6),
             error: "the object store cannot serve the request (QuotaExceeded)".to_owned(),
             kind: ErrorKind::Blocked(Blocker::Quota),
@@ -469,7 +469,7 @@ mod tests {
             let said = said(status);
             assert!(said.contains(state) && said.ends_with("(QuotaExceeded)"), "{said}");
         }
-        let short = StoreUnreachable { since: SystemTime::now(), ..outage.clone() };
+        let short = StoreOutage { since: SystemTime::now(), ..outage.clone() };
         assert_eq!(message(&serving, &fine, Some(&short)), None);
     }
 

@@ -1,7 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use holdfast_format::chunk_ranges::ChunkRanges;
 use holdfast_format::chunk_set::ChunkSet;
-use holdfast_format::fence::Fence;
 use holdfast_format::segment::SegmentRef;
 use holdfast_format::side::{Side, SideSet};
 use holdfast_format::snapshot::SnapshotChange;
@@ -28,7 +28,7 @@ fn output(place: Place) -> RunRef {
         head_offset: 0,
         head_bytes: 50,
         sectors: 5,
-        chunks: Fence::around([(0, 1)]),
+        chunks: ChunkRanges::around([(0, 1)]),
     }
 }
 
@@ -60,7 +60,7 @@ fn every_event_in_every_state() {
 fn record(manifest: &Manifest, segments: &[u8], merges: Vec<Merge>) -> Record {
     let (volume, seq) = (manifest.volume().clone(), manifest.seq().next());
     let segment = |name: &u8| {
-        let chunks = Fence::around([(0, 1)]);
+        let chunks = ChunkRanges::around([(0, 1)]);
         SegmentRef { id: id(*name), bytes: 900, index_offset: 100, index_bytes: 500, sectors: 5, chunks }
     };
     let segments = segments.iter().map(segment).collect();

@@ -7,7 +7,7 @@ fn an_unreachable_store_is_reported_with_its_pending_bytes() {
     let mut facts = served();
     let long_ago = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let away = |since| {
-        StoreHealth::Unreachable(StoreUnreachable {
+        StoreHealth::Unreachable(StoreOutage {
             since,
             error: "connection refused".to_owned(),
             kind: ErrorKind::Unavailable,
@@ -37,7 +37,7 @@ fn a_store_that_denies_is_reported_with_its_secret() {
     let since = std::time::SystemTime::from(now().0) - Duration::from_secs(90);
     let error = "the object store denied the request (ExpiredToken)".to_owned();
     facts.here.as_mut().unwrap().store.health =
-        StoreHealth::Unreachable(StoreUnreachable { since, error, kind: ErrorKind::Denied, object: None });
+        StoreHealth::Unreachable(StoreOutage { since, error, kind: ErrorKind::Denied, object: None });
     let (status, reason, message) = condition_of(&facts, "StoreReachable");
     assert_eq!((status.as_str(), reason.as_str()), ("False", "AccessDenied"));
     for part in ["ObjectStore main denies", "Secret storage/keys", "8192 bytes wait", "ExpiredToken"] {
@@ -55,7 +55,7 @@ fn each_cause_of_a_blocked_store_has_its_own_reason() {
         let mut facts = served();
         let error = format!("{}; {}", blocker.state(), blocker.fix());
         let kind = ErrorKind::Blocked(blocker);
-        let outage = StoreUnreachable { since, error: error.clone(), kind, object: None };
+        let outage = StoreOutage { since, error: error.clone(), kind, object: None };
         facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(outage);
         let (status, reason, message) = condition_of(&facts, "StoreReachable");
         assert_eq!((status.as_str(), reason.as_str()), ("False", blocker.reason()));
@@ -192,7 +192,7 @@ fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
     let mut facts = served();
     let error = "connection refused".to_owned();
     let since = std::time::SystemTime::from(now().0);
-    let away = StoreHealth::Unreachable(StoreUnreachable {
+    let away = StoreHealth::Unreachable(StoreOutage {
         since: since - Duration::from_secs(60),
         error: error.clone(),
         kind: ErrorKind::Unavailable,
@@ -203,12 +203,7 @@ fn a_restarted_daemon_keeps_an_unreachable_store_until_it_answers() {
     let before = find_condition(&facts.status.conditions, STORE_REACHABLE).unwrap().clone();
     for store in [
         StoreHealth::Unknown,
-        StoreHealth::Unreachable(StoreUnreachable {
-            since,
-            error,
-            kind: ErrorKind::Unavailable,
-            object: None,
-        }),
+        StoreHealth::Unreachable(StoreOutage { since, error, kind: ErrorKind::Unavailable, object: None }),
     ] {
         facts.here.as_mut().unwrap().store.health = store;
         let later = Time("2026-01-01T00:00:01Z".parse().unwrap());
@@ -229,7 +224,7 @@ fn a_volume_with_a_fault_is_reconciled_soon() {
     assert_eq!(plan(&facts, &now()).again, Some(SOON));
     let since = std::time::SystemTime::from(now().0);
     facts.here.as_mut().unwrap().delays.writes = None;
-    facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(StoreUnreachable {
+    facts.here.as_mut().unwrap().store.health = StoreHealth::Unreachable(StoreOutage {
         since,
         error: "timed out".to_owned(),
         kind: ErrorKind::Unavailable,

@@ -14,7 +14,7 @@ use holdfast_s3::{S3Config, S3Credentials};
 use holdfast_types::{BLOCK_SECTORS, Epoch, Nonce, SectorRange, Seq};
 
 use super::*;
-use crate::allocated::most_bytes;
+use crate::allocated::peak_bytes;
 use crate::node::local::attached_record::ATTACHED_VERSION;
 use crate::node::local::live_map;
 use holdfast_serve::{IoLimits, Start};
@@ -310,10 +310,10 @@ fn an_attach_of_a_touched_tebibyte_takes_32_mib() {
     let files = local.open_files(sectors).unwrap();
     local.write_header(&files.map, &header(sectors), 5).unwrap();
     touch(&local, PAGES);
-    let (found, read_bytes) = most_bytes(|| local.read_map().unwrap().unwrap());
+    let (found, read_bytes) = peak_bytes(|| local.read_map().unwrap().unwrap());
     assert!(found.header.has_journal && found.pages.holds_dirty());
     let restore = Restore { found: found.header.clone(), invalidated: SideSet::NONE, trust_clean: true };
-    let (planned, made_bytes) = most_bytes(|| {
+    let (planned, made_bytes) = peak_bytes(|| {
         let live_map = live_map::create(&local.live_map_path(), sectors).unwrap();
         let live_map = local.restore(live_map, sectors, &restore).unwrap();
         let state = AttachState { manifest: log(sectors), generation: found.pages.generation() };

@@ -144,8 +144,8 @@ fn a_growth_ends_before_a_detach() {
 #[test]
 fn one_of_two_concurrent_growths_succeeds() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
-    let most = most_memory_bytes(SECTORS * SECTOR_BYTES, None);
-    let larger = most_memory_bytes(LARGER, None);
+    let most = max_memory_bytes(SECTORS * SECTOR_BYTES, None);
+    let larger = max_memory_bytes(LARGER, None);
     let config = NodeConfig { memory_volumes_bytes: most + larger, ..dirs.config() };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -257,7 +257,7 @@ fn limits_of_a_memory_volume_rise_and_do_not_fall() {
 #[test]
 fn a_refused_growth_of_a_memory_volume_changes_nothing() {
     let (dirs, kernel) = (Dirs::new(), Arc::new(FakeKernel::new()));
-    let most = most_memory_bytes(SECTORS * SECTOR_BYTES, None);
+    let most = max_memory_bytes(SECTORS * SECTOR_BYTES, None);
     let config = NodeConfig { memory_volumes_bytes: most + (1 << 20), ..dirs.config() };
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
