@@ -84,8 +84,8 @@ pub struct Header {
     pub nonces: Vec<Nonce>,
     /// The side that takes writes.
     pub active: Side,
-    /// True if the writer detached after its last round: clean data may be trusted if the log still ends at
-    /// `seq`.
+    /// True if the writer detached after its last round: clean data may be trusted if no record after `seq`
+    /// changed the content of the volume.
     pub closed_clean: bool,
     /// Sides whose data a commit invalidated (`Body::Change`), regardless of the pages, which no round has
     /// written since.

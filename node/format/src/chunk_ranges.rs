@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! u32 n (at most 64), n x (u32 first chunk, u32 chunks): ascending, apart
-//! ``` A set of 64 ranges may include chunks without an entry, to avoid further ranges. It never omits a
-//! chunk with an entry.
+//! ```
+//! A set of 64 ranges may include chunks without an entry, to avoid further ranges. It never omits a chunk
+//! with an entry.
 
 use std::cmp::Reverse;
 

@@ -9,7 +9,7 @@
 //! attach (2): u64 sectors, u8 length + text node, displaced writer
 //! change (3): u8 invalidated sides (1 A, 2 B), u64 generation, u32 n, n x segment reference,
 //!             set of chunks (`chunk_set`), u32 m, m x merge, u64 place before which merges are closed, changes
-//!             of the list of snapshots (`snapshot`)
+//!             of the list of snapshots (`snapshot`), u64 sectors (0: unchanged)
 //! detach (4): nothing. A second envelope may follow that of the record: the root, which is the checkpoint
 //!             as of the seq before it (`manifest`)
 //! delete (5): nothing: the volume's tombstone
@@ -18,7 +18,7 @@
 //! milliseconds`.
 //! A merge: `u8 owner, u64 place, u128 ulid` of the newest input, the same of the oldest, run reference of
 //! the output.
-//! A segment reference is drawn in `segment.rs`, a run reference in `index.rs`.
+//! A segment reference is drawn in `segment.rs`, a run reference, after its `u8 owner`, in `index.rs`.
 
 use holdfast_types::{CHUNK_SECTORS, Epoch, Nonce, Place, PlacedId, Seq, SnapshotUid, VolumeId};
 

@@ -7,8 +7,8 @@
 //!
 //! Then the entry is deleted, and after it `end`. A caller that has created `end` and still finds the entry
 //! thus knows that the stay had not ended before; a caller that does not find the entry came too late. Each
-//! call that trashes a volume creates a stay with its own name: a late request ends no other stay. Of several
-//! stays, the last one counts.
+//! deletion of a Volume creates a stay with its own name, the same one in all of its attempts: a late request
+//! ends no other stay. Of several stays, the last one counts.
 //!
 //! Users that do not know about the trash, such as another cluster with a Volume of the same id, do not
 //! create `end`. So a volume is not trashed while a writer that was not force-detached has it attached, and
@@ -132,8 +132,9 @@ pub enum Emptied {
 }
 
 /// Trashes a volume, even one with a damaged log. Returns false, without changes, for a volume without data:
-/// it was never created, or was removed. `nonce` is random. `cut_off` is the epoch of the last writer that
-/// was declared lost and need not detach first; `None` requires every writer to detach.
+/// it was never created, or was removed. `nonce` is the same in all attempts of a deletion, and in no other
+/// deletion. `cut_off` is the epoch of the last writer that was declared lost and need not detach first;
+/// `None` requires every writer to detach.
 ///
 /// # Errors
 /// [`LogFailure::HasSnapshots`], [`LogFailure::StillAttached`]: nothing was changed. Another [`LogFailure`]:

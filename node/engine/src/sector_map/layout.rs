@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0      4096  head: "HFLM", u32 version, u64 sectors, u8[16] hash of the volume id, u64 generation, u8 active side,
-//!              u8 commit scope (0 none, 1 recovering, 2 serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
+//!              u8 commit scope (0 one side, 1 both before serving, 2 both while serving), u8 sides covered by a flush, at 48 u64[2] since when each side is
 //!              dirty, milliseconds since the host started, u64 epoch, u64 seq of the newest record known
 //! 4096   ..    groups of 1024 chunks (128 GiB of volume, 4 KiB + 16 MiB), each of them:
 //!    0   2048  two bits a map page: which of its two durable slots was synced last

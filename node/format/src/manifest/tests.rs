@@ -389,7 +389,7 @@ fn a_change_makes_the_volume_larger_and_never_smaller() {
 }
 
 #[test]
-fn chunks_that_a_fence_names_besides_hold_nothing() {
+fn further_chunks_of_inexact_ranges_hold_nothing() {
     let mut manifest = Manifest { sectors: 1000 * CHUNK_SECTORS, ..attached() };
     let wide = segment(1, (0..100).map(|n| (4 * n, 1)).collect());
     let mut chunks = ChunkSet::default();

@@ -127,7 +127,7 @@ mod tests {
         for ring in 0..3 {
             assert_eq!(places.iter().filter(|place| place.ring == ring).count(), 1637);
         }
-        assert!(rooms.reserve(VOLUME).is_none(), "8192 files are 1637 volumes, and three shared files");
+        assert!(rooms.reserve(VOLUME).is_none(), "8192 files are 1637 volumes, and four files of the ring");
         drop(places.into_iter().next());
         assert_eq!(rooms.lock().iter().map(|room| room.volumes).sum::<usize>(), 0);
         assert_eq!(rooms.reserve(VOLUME).unwrap().ring, 0);
